@@ -1,0 +1,26 @@
+# Two commands: `make demo` and `make test`. Everything they need is installed into .venv and .cache.
+PYTHON ?= python3.11
+BIN := .venv/bin
+export NIGHTDESK_CACHE ?= $(CURDIR)/.cache
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+INSTALLED := .venv/.installed
+
+.PHONY: demo test test-all test-gpu lint setup model clean
+
+$(INSTALLED): pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0 2>&1 | grep -v "^WARNING: Location" || true
+	$(BIN)/python -c "import torch"
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]' 2>&1 | grep -v "^WARNING: Location" || true
+	$(BIN)/python -c "import ray, transformers, pyarrow, pytest"
+	touch $@
+
+setup: $(INSTALLED)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest

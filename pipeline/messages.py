@@ -1,0 +1,98 @@
+"""What workers send each other.
+
+Arrays throughout, so that a message costs one small copy per field; whose arrays (numpy, torch) is no concern
+of this module, and it imports neither. Shapes: B rows (sequences in a step), K draft positions, M support size,
+N tokens fed in all.
+
+A worker keeps no history beyond its cache: each request says how much of every sequence's slot is valid
+(`Feed.cached`), and one that does not hold that much answers `errors.CacheMiss`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.records import SamplingParams
+
+Array = Any  # a torch.Tensor or a numpy.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafted tokens with the law each was drawn from (DESIGN section 10, contract).
+
+    The law of a drafted token is its `support_probs` divided by their sum, over `support_ids`.
+    """
+
+    tokens: Array  # [B, K] int64; -1 pads
+    lengths: Array  # [B] int64; how many of K are drafted, per row
+    support_ids: Array  # [B, K, M] int64; -1 pads
+    support_probs: Array  # [B, K, M]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many proposed tokens of each row are kept, and the one token drawn after them (contract).
+
+    In a reply of the engine's verifier a `next_token` of -1 says that the row has no verdict: it was only
+    prefilled, or its logits were not finite (`VerifyRequest.final` tells which).
+    """
+
+    accepted: Array  # [B] int64
+    next_token: Array  # [B] int64
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a worker must know of a sequence before its first row: its randomness and its parameters.
+
+    `philox_key` is (key low, key high, counter word 3), 32 bits each (`randomness.philox_key`).
+    """
+
+    sequence: int
+    philox_key: tuple[int, int, int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCopy:
+    """Copy the first `length` cache entries of slot `source` to slot `target`, before the pass."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to run through one model, rows laid end to end."""
+
+    sequences: Array  # [B] int64; a handle per sequence, unique within a replica
+    slots: Array  # [B] int64
+    cached: Array  # [B] int64; valid cache entries of the row's slot before this pass
+    lengths: Array  # [B] int64; tokens fed, >= 1
+    tokens: Array  # [N] int64; the rows' tokens, at positions cached, cached + 1, … of their sequences
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Ask a drafter for up to `wanted` tokens after the fed ones; 0 only brings its cache up to date."""
+
+    feed: Feed
+    openings: tuple[Opening, ...]
+    copies: tuple[PrefixCopy, ...]
+    wanted: Array  # [B] int64
+    starts: Array  # [B] int64; generated tokens before the block: the position that randomness hangs on
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """Ask the target to run the fed tokens and the proposal behind them, and to judge the latter."""
+
+    feed: Feed
+    openings: tuple[Opening, ...]
+    copies: tuple[PrefixCopy, ...]
+    final: Array  # [B] bool; the row's feed ends with its last token, so a verdict is wanted
+    starts: Array  # [B] int64
+    proposal: Proposal  # rows as in `feed`; length 0 where nothing is proposed
