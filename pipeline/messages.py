@@ -1,8 +1,8 @@
 """What workers send each other.
 
-Arrays throughout, so that a message costs one small copy per field; whose arrays (numpy, torch) is no concern
-of this module, and it imports neither. Shapes: B rows (sequences in a step), K draft positions, M support size,
-N tokens fed in all.
+Arrays throughout, so that a message costs one small copy per field; whose arrays (numpy, torch) is no
+concern of this module, and it imports neither. Shapes: B rows (sequences in a step), K draft positions,
+M support size, N tokens fed in all.
 
 A worker keeps no history beyond its cache: each request says how much of every sequence's slot is valid
 (`Feed.cached`), and one that does not hold that much answers `errors.CacheMiss`.

@@ -38,8 +38,8 @@ class Document:
 class SamplingParams:
     """How the target's logits become the law that is sampled (DESIGN sections 5 and 10).
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `logit_bias` maps a token
-    id to what is added to its logit. Lengths are in tokens.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `logit_bias` maps a
+    token id to what is added to its logit. Lengths are in tokens.
     """
 
     max_new_tokens: int
@@ -64,8 +64,8 @@ class SamplingParams:
 class Request:
     """One prompt to continue.
 
-    `key` is the identity that randomness hangs on, together with seed, salt and sample number: equal keys draw
-    equally, different keys independently, whatever their prompts and neighbours.
+    `key` is the identity that randomness hangs on, together with seed, salt and sample number: equal keys
+    draw equally, different keys independently, whatever their prompts and neighbours.
     """
 
     key: str

@@ -50,6 +50,7 @@ def test_only_the_engine_and_speculation_import_torch() -> None:
 
 @pytest.mark.parametrize("module", ["pipeline.messages", "pipeline.records"])
 def test_importing_loads_neither_torch_nor_ray(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'transformers', 'pyarrow'}} & set(sys.modules)))"
+    heavy = {"torch", "ray", "transformers", "pyarrow"}
+    code = f"import sys, {module}; print(sorted({heavy!r} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
