@@ -1,0 +1,77 @@
+"""What a run counts, and how counts are summed.
+
+Counts only: no clock, no rates, no files. An answerer reports *increments*; whoever shows or stores a total adds
+them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+
+from pipeline.records import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of a piece of work; the sum of two pieces is `a + b`.
+
+    `rows_done` counts finished rows, `error_rows` those among them with an error of the row or of a task;
+    `shards_done` counts published shards. `drafted`, `accepted` and `steps` are sums of `CompletionStats`
+    (requests generated once for several rows count once). `drafted_at[i]` and `accepted_at[i]` count tokens at
+    draft position i, and stay empty where an engine does not say.
+    """
+
+    rows_done: int = 0
+    rows_total: int = 0
+    shards_done: int = 0
+    shards_total: int = 0
+    error_rows: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(completion: Completion) -> Progress:
+        """What one completion cost."""
+        stats = completion.stats
+        return Progress(
+            requests=1,
+            prompt_tokens=stats.prompt_tokens,
+            new_tokens=len(completion.token_ids),
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            steps=stats.steps,
+        )
+
+    def __add__(self, other: Progress) -> Progress:
+        return self._combined(other, 1)
+
+    def __sub__(self, other: Progress) -> Progress:
+        """Take back work that was counted and then lost (a shard given to another worker)."""
+        return self._combined(other, -1)
+
+    def _combined(self, other: Progress, sign: int) -> Progress:
+        sums = {}
+        for name in (field.name for field in fields(self)):
+            left, right = getattr(self, name), getattr(other, name)
+            if isinstance(left, tuple):
+                sums[name] = tuple(a + sign * b for a, b in zip_longest(left, right, fillvalue=0))
+            else:
+                sums[name] = left + sign * right
+        return Progress(**sums)
+
+    @property
+    def accepted_per_step(self) -> float:
+        """Drafted tokens kept per pass of the target, per sequence; 0 before the first step."""
+        return self.accepted / self.steps if self.steps else 0.0
+
+    @property
+    def error_share(self) -> float:
+        """Share of finished rows that are error rows."""
+        return self.error_rows / self.rows_done if self.rows_done else 0.0
