@@ -1,13 +1,14 @@
 """What a run counts, and how counts are summed.
 
-Counts only: no clock, no rates, no files. An answerer reports *increments*; whoever shows or stores a total adds
-them up.
+Counts only: no clock, no rates, no files. An answerer reports *increments*; whoever shows or stores a total
+adds them up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import zip_longest
+from typing import Any
 
 from pipeline.records import Completion
 
@@ -18,8 +19,8 @@ class Progress:
 
     `rows_done` counts finished rows, `error_rows` those among them with an error of the row or of a task;
     `shards_done` counts published shards. `drafted`, `accepted` and `steps` are sums of `CompletionStats`
-    (requests generated once for several rows count once). `drafted_at[i]` and `accepted_at[i]` count tokens at
-    draft position i, and stay empty where an engine does not say.
+    (requests generated once for several rows count once). `drafted_at[i]` and `accepted_at[i]` count tokens
+    at draft position i, and stay empty where an engine does not say.
     """
 
     rows_done: int = 0
@@ -57,7 +58,7 @@ class Progress:
         return self._combined(other, -1)
 
     def _combined(self, other: Progress, sign: int) -> Progress:
-        sums = {}
+        sums: dict[str, Any] = {}
         for name in (field.name for field in fields(self)):
             left, right = getattr(self, name), getattr(other, name)
             if isinstance(left, tuple):

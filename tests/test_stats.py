@@ -7,8 +7,9 @@ from pipeline.stats import Progress
 
 
 def test_two_pieces_of_work_add_field_by_field() -> None:
-    total = Progress(rows_done=2, accepted_at=(3, 1)) + Progress(rows_done=1, error_rows=1, accepted_at=(1, 1, 1))
-    assert total == Progress(rows_done=3, error_rows=1, accepted_at=(4, 2, 1))
+    first = Progress(rows_done=2, accepted_at=(3, 1))
+    second = Progress(rows_done=1, error_rows=1, accepted_at=(1, 1, 1))
+    assert first + second == Progress(rows_done=3, error_rows=1, accepted_at=(4, 2, 1))
 
 
 def test_lost_work_can_be_taken_back() -> None:
