@@ -58,7 +58,7 @@ def uniforms(
     """
     keys_B3 = np.asarray(keys, dtype=np.uint64).reshape(-1, 3)
     starts_B1 = np.asarray(starts, dtype=np.uint64).reshape(-1, 1)
-    offsets_O = np.arange(offsets) if isinstance(offsets, int) else np.asarray(offsets)
+    offsets_O = np.arange(offsets) if isinstance(offsets, int | np.integer) else np.asarray(offsets)
     return _numbers(keys_B3, starts_B1, offsets_O.astype(np.uint64), stream)
 
 
