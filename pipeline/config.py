@@ -41,9 +41,7 @@ TASK_SUFFIXES = ("", "_finish", "_tokens", "_logprob", "_error", "_raw")
 class Section(BaseModel):
     """A mapping of the job file: frozen, no unknown keys, no conversion of types (a YAML list is a tuple)."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -116,9 +114,7 @@ class OutputConfig(Section):
     """The Parquet folder that a run leaves."""
 
     path: Text = Field(description="Folder of the output; made if it does not exist.")
-    format: Literal["parquet", "delta"] = Field(
-        "parquet", description="parquet is plain files; delta adds its log."
-    )
+    format: Literal["parquet", "delta"] = Field("parquet", description="parquet is plain files; delta adds its log.")
     partition_by: tuple[Text, ...] = Field((), description="Input columns that become key=value folders.")
     rows_per_shard: Count = Field(
         2000,
@@ -137,12 +133,8 @@ class OutputConfig(Section):
 class _Placed(Section):
     """What target and draft share: where a model runs."""
 
-    gpus: int = Field(
-        0, ge=0, description="GPUs per replica, one tensor-parallel rank each; 0 runs on the CPU."
-    )
-    accelerator: Text | None = Field(
-        None, description="Ray accelerator type that a worker needs, such as H100."
-    )
+    gpus: int = Field(0, ge=0, description="GPUs per replica, one tensor-parallel rank each; 0 runs on the CPU.")
+    accelerator: Text | None = Field(None, description="Ray accelerator type that a worker needs, such as H100.")
     label_selector: dict[str, str] = Field(
         default_factory=dict, description="Ray node labels that a worker needs; instead of accelerator."
     )
@@ -162,9 +154,7 @@ class TargetConfig(_Placed):
         "auto",
         description="Type of weights and cache; auto is bfloat16 where the hardware has it, else float32.",
     )
-    replicas: Auto | Count = Field(
-        "auto", description="Targets side by side; auto is what the cluster holds."
-    )
+    replicas: Auto | Count = Field("auto", description="Targets side by side; auto is what the cluster holds.")
     threads: Auto | Count = Field(
         "auto", description="torch threads per CPU worker; auto shares the cores among the workers."
     )
@@ -177,16 +167,12 @@ class DraftConfig(_Placed):
         "model",
         description="A smaller model, look-up in the text so far, an index of earlier answers, or nothing.",
     )
-    model: Text | None = Field(
-        None, description="The draft model, as target.model; only kind model reads it."
-    )
+    model: Text | None = Field(None, description="The draft model, as target.model; only kind model reads it.")
     dtype: Dtype = Field("auto", description="As target.dtype.")
     sampling: Literal["sample", "greedy", "auto"] = Field(
         "auto", description="How the draft picks a token: from its law, or the likeliest one."
     )
-    support: Count = Field(
-        64, description="Tokens that the draft's law is cut to: what is sent with each token."
-    )
+    support: Count = Field(64, description="Tokens that the draft's law is cut to: what is sent with each token.")
     vocabulary: Literal["same", "intersect"] = Field(
         "same", description="intersect drafts with another tokenizer, on the tokens that both have."
     )
@@ -230,41 +216,25 @@ def _integer_keys(bias: Any) -> Any:
     """JSON and quoted YAML have string keys only; a token id may be written as one."""
     if not isinstance(bias, Mapping):
         return bias
-    return {
-        int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()
-    }
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
 
 
 class TaskConfig(Section):
     """One question asked of every document."""
 
     name: Text = Field(description="Identifier; the answer's column, and the stem of the columns beside it.")
-    prompt: Text = Field(
-        description="Template of the user's turn; {column} is filled in, {{ and }} are braces."
-    )
-    system: Text | None = Field(
-        None, description="Template of the system turn, where the chat template has one."
-    )
+    prompt: Text = Field(description="Template of the user's turn; {column} is filled in, {{ and }} are braces.")
+    system: Text | None = Field(None, description="Template of the system turn, where the chat template has one.")
     max_new_tokens: Count = Field(128, description="Tokens of an answer at most; then it ends with length.")
-    temperature: float = Field(
-        0.0, ge=0, description="0 always takes the likeliest token; 1 is the model's own law."
-    )
+    temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token; 1 is the model's own law.")
     top_k: int = Field(0, ge=0, description="Keep this many likeliest tokens; 0 keeps all.")
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="Keep the likeliest tokens that reach this mass; 1 keeps all."
-    )
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's mass."
-    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens that reach this mass; 1 keeps all.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's mass.")
     repetition_penalty: float = Field(
         1.0, gt=0, description="Divides the logits of tokens seen in prompt and answer; 1 changes nothing."
     )
-    presence_penalty: float = Field(
-        0.0, description="Taken off the logit of every token the answer already has."
-    )
-    frequency_penalty: float = Field(
-        0.0, description="Taken off a token's logit once per time the answer has it."
-    )
+    presence_penalty: float = Field(0.0, description="Taken off the logit of every token the answer already has.")
+    frequency_penalty: float = Field(0.0, description="Taken off a token's logit once per time the answer has it.")
     logit_bias: Annotated[
         dict[Annotated[int, Field(ge=0)], float],
         BeforeValidator(_integer_keys, json_schema_input_type=dict[str, float]),
@@ -358,9 +328,7 @@ def _check_template(template: str) -> None:
     except ValueError as error:
         raise ValueError(f"{error}; write a literal brace as {{{{ or }}}}") from None
     for _, field, form, conversion in parts:
-        if field is not None and (
-            form or conversion or not field or set(field) & set(".[]") or field.isdecimal()
-        ):
+        if field is not None and (form or conversion or not field or set(field) & set(".[]") or field.isdecimal()):
             raise ValueError(f"{short(field)} is not a field: write a column name alone between the braces")
 
 
@@ -375,18 +343,14 @@ class JobConfig(Section):
     """A whole job file."""
 
     name: Text = Field(description="Name of the job in logs, in the summary and on the cluster.")
-    seed: int = Field(
-        0, ge=0, lt=2**64, description="Where all randomness comes from; the same seed draws the same."
-    )
+    seed: int = Field(0, ge=0, lt=2**64, description="Where all randomness comes from; the same seed draws the same.")
     input: InputConfig = Field(description="The documents.")
     output: OutputConfig = Field(description="Where the answers go.")
     target: TargetConfig = Field(description="The model that answers.")
     draft: Annotated[
         tuple[DraftConfig, ...],
         BeforeValidator(_as_drafts, json_schema_input_type=DraftConfig | tuple[DraftConfig, ...] | None),
-    ] = Field(
-        (), description="What proposes tokens: one, a list to choose from, or absent for plain decoding."
-    )
+    ] = Field((), description="What proposes tokens: one, a list to choose from, or absent for plain decoding.")
     decoding: DecodingConfig = Field(default_factory=DecodingConfig, description="How tokens are made.")
     tasks: tuple[TaskConfig, ...] = Field(min_length=1, description="The questions asked of every document.")
     max_error_rate: float = Field(
@@ -399,9 +363,7 @@ class JobConfig(Section):
         written: dict[str, str] = {self.input.id_column: "the id"}
         for column in ROW_COLUMNS:
             if column in written:
-                raise Misplaced(
-                    "input.id", f"{column!r} is a column that nightdesk writes; rename the input column"
-                )
+                raise Misplaced("input.id", f"{column!r} is a column that nightdesk writes; rename the input column")
             written[column] = "nightdesk itself"
         for number, task in enumerate(self.tasks):
             for column in task.columns():
@@ -465,9 +427,7 @@ WITHHELD = (
     Withheld("target.label_selector", "choosing nodes is"),
     Withheld("target.replicas", "more than one replica is", "use auto or 1", _among("auto", 1)),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
-    Withheld(
-        "draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"
-    ),
+    Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
     Withheld("draft.*.vocabulary", "a draft with another tokenizer is", "use same"),
     Withheld("draft.*.gpus", "tensor parallelism is", "use 0 or 1", _among(0, 1)),
     Withheld("draft.*.accelerator", "choosing nodes is"),
@@ -484,9 +444,7 @@ WITHHELD = (
     Withheld("tasks.*.stop", "stop strings are"),
     Withheld("tasks.*.n", "more than one sample is"),
     Withheld("tasks.*.logprobs", "log probabilities are"),
-    Withheld(
-        "tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")
-    ),
+    Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
     Withheld("tasks.*.schema", "typed answers are"),
     Withheld("tasks.*.choices", "typed answers are"),
     Withheld("tasks.*.regex", "typed answers are"),
@@ -555,9 +513,7 @@ def _parse(mapping: Mapping[str, Any], where: str, overridden: Sequence[str]) ->
     withheld = _first_withheld(config)
     if withheld is not None:
         key = (
-            withheld[0]
-            if not isinstance(mapping.get("draft"), Mapping)
-            else withheld[0].replace("draft.0.", "draft.")
+            withheld[0] if not isinstance(mapping.get("draft"), Mapping) else withheld[0].replace("draft.0.", "draft.")
         )
         raise ConfigError(f"{_origin(key, where, overridden)}: {key}: {withheld[1]}")
     return config
@@ -589,7 +545,5 @@ def _absolute(path: str) -> str:
 
 
 def _absolute_model(model: str) -> str:
-    looks_local = (
-        model.startswith(("./", "../", "~/", "/")) or model in (".", "..") or model.lower().endswith(".gguf")
-    )
+    looks_local = model.startswith(("./", "../", "~/", "/")) or model in (".", "..") or model.lower().endswith(".gguf")
     return _absolute(model) if looks_local or os.path.exists(model) else model

@@ -134,9 +134,7 @@ def _position(container: Any, key: str, parent: str, dotted: str) -> str | int:
     if not isinstance(container, list):
         raise ConfigError(f"--set: {dotted}: {parent} is not a section but {short(container)}")
     if not key.isdecimal() or int(key) >= len(container):
-        raise ConfigError(
-            f"--set: {dotted}: {parent} is a list of {len(container)}; number its entries from 0"
-        )
+        raise ConfigError(f"--set: {dotted}: {parent} is a list of {len(container)}; number its entries from 0")
     return int(key)
 
 
@@ -202,9 +200,7 @@ def _real_keys(detail: Any, mapping: Mapping[str, Any]) -> tuple[str | int, ...]
     keys: list[str | int] = []
     value: Any = mapping
     for key in detail["loc"]:
-        if (isinstance(value, Mapping) and key in value) or (
-            isinstance(value, list | tuple) and isinstance(key, int)
-        ):
+        if (isinstance(value, Mapping) and key in value) or (isinstance(value, list | tuple) and isinstance(key, int)):
             keys.append(key)
             value = value[key]
     if detail["type"] == "missing":
