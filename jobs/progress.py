@@ -42,7 +42,7 @@ class ProgressLine:
         self._live: Live | None = None
         self._start = clock()
         self._printed_at = self._start
-        self._printed: Progress | None = None
+        self._printed = Progress()
         self._samples: deque[tuple[float, int, int]] = deque([(self._start, 0, 0)])
 
     def __enter__(self) -> Self:
