@@ -1,0 +1,168 @@
+"""Which files make up the corpus, in an order that depends on nothing but their paths.
+
+Knows names and sizes, never content: a file that turns out to be unreadable is the readers' affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+import fsspec
+
+from pipeline.errors import CorpusError
+
+_LOG = logging.getLogger(__name__)
+_FORMATS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+    ".text": "text",
+}
+_ALIKE = {"jsonl": {"jsonl", "json"}, "json": {"jsonl", "json"}}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
+
+
+class ListedInput(Protocol):
+    """What of `config.InputConfig` decides the listing."""
+
+    @property
+    def paths(self) -> tuple[str, ...]: ...
+    @property
+    def format(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file of the corpus. `relative` is its path below the input root, with `/`; `size` is in bytes.
+
+    `etag` changes when the content does: the modification time in nanoseconds, in hex, of a local file; the
+    store's own tag elsewhere.
+    """
+
+    path: str
+    relative: str
+    size: int
+    etag: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    filesystem: Any
+    path: str
+    root: str
+    by: str  # how the job file names it: file | glob | folder
+
+
+def list_files(input: ListedInput) -> list[InputFile]:
+    """All files of the corpus, sorted by path, each once.
+
+    The input root is the folder given, the part of a glob before its first wildcard, or the folder of a file; with
+    several paths, the deepest folder that holds all of these. Raises `CorpusError` for a path that does not exist
+    and for a named file of unknown format.
+    """
+    found = [entry for path in input.paths for entry in _find(path)]
+    root = _common_root({entry.root for entry in found})
+    files = {entry.path: _describe(entry, root, input.format) for entry in found}
+    listed = sorted((file for file in files.values() if file), key=lambda file: file.path)
+    if not listed:
+        _LOG.warning("%s: no input files", ", ".join(input.paths))
+    return listed
+
+
+def compression(path: str) -> str | None:
+    """How the file is compressed, by its name."""
+    return _COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
+
+
+def format_of(path: str) -> str | None:
+    """The format that a file's name says, or None."""
+    name = PurePosixPath(path)
+    packed = name.suffix.lower() in _COMPRESSIONS
+    suffixes = (PurePosixPath(name.stem) if packed else name).suffix.lower()
+    format = _FORMATS.get(suffixes)
+    return None if packed and format == "parquet" else format
+
+
+def _find(path: str) -> Iterator[_Found]:
+    filesystem, plain = fsspec.core.url_to_fs(path)
+    filesystem.invalidate_cache()
+    if filesystem.isdir(plain):
+        names, root, by = filesystem.find(plain), plain.rstrip("/"), "folder"
+    elif filesystem.exists(plain):
+        yield _Found(filesystem, plain, plain.rpartition("/")[0], by="file")
+        return
+    elif any(mark in plain for mark in "*?["):
+        names, root, by = *_match(filesystem, plain, path), "glob"
+    else:
+        raise CorpusError(f"input.path: {path} does not exist")
+    for name in names:
+        if not _hidden(name[len(root) :]):
+            yield _Found(filesystem, name, root, by)
+
+
+def _match(filesystem: Any, pattern: str, path: str) -> tuple[list[str], str]:
+    first = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
+    root = pattern[:first].rpartition("/")[0]
+    if not filesystem.isdir(root):
+        raise CorpusError(f"input.path: {path} does not exist (there is no folder {root})")
+    matches = filesystem.glob(pattern, detail=True)
+    return [name for name, info in matches.items() if info["type"] == "file"], root
+
+
+def _common_root(roots: set[str]) -> str:
+    try:
+        return os.path.commonpath(roots)
+    except ValueError:  # none, or local paths beside those of a store
+        return ""
+
+
+def _hidden(below_root: str) -> bool:
+    return any(part.startswith(("_", ".")) for part in below_root.split("/"))
+
+
+def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
+    chosen = _choose(entry, format)
+    if chosen is None:
+        return None
+    size, etag = _identity(entry)
+    if size == 0:
+        _LOG.warning("%s is empty", entry.path)
+    url = entry.filesystem.unstrip_protocol(entry.path)
+    path = entry.path if url.startswith("file://") else url
+    return InputFile(path, entry.path[len(root) :].lstrip("/"), size, etag, chosen)
+
+
+def _choose(entry: _Found, format: str) -> str | None:
+    """A file or glob is read as the job file says; in a folder only the files whose names agree with it are."""
+    by_name = format_of(entry.path)
+    if format != "auto" and (entry.by != "folder" or by_name in _ALIKE.get(format, {format})):
+        return format
+    if format == "auto" and by_name is not None:
+        return by_name
+    if entry.by == "file":
+        raise CorpusError(
+            f"input.path: {entry.path} has no extension that is known ({', '.join(_FORMATS)}, "
+            f"also with {' or '.join(_COMPRESSIONS)}); set input.format"
+        )
+    reason = "its extension is not known" if format == "auto" else f"not {format} by its name; use a glob to read it"
+    _LOG.warning("%s skipped: %s", entry.path, reason)
+    return None
+
+
+def _identity(entry: _Found) -> tuple[int, str]:
+    info = entry.filesystem.info(entry.path)
+    if "mtime" in info and os.path.isabs(entry.path):
+        status = os.stat(entry.path)
+        return status.st_size, f"{status.st_mtime_ns:x}"
+    return int(info["size"] or 0), str(info.get("ETag") or entry.filesystem.ukey(entry.path)).strip('"')
