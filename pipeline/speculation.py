@@ -232,7 +232,7 @@ def _acceptance(target_probs: Tensor, drafted: Drafted, rule: str) -> tuple[Tens
     target_BK = _target_at(target_probs[:, :-1], drafted.tokens_BK.unsqueeze(-1), sums_BK[:, :-1]).squeeze(-1)
     if rule == "ratio":
         acceptance_BK = ratio_acceptance(target_BK, drafted.chosen_BK, drafted.lengths_B)
-        return acceptance_BK, torch.ones_like(drafted.probs_BKM[..., 0])
+        return acceptance_BK, torch.ones_like(sums_BK)
     ids_BKM, draft_BKM = distinct(drafted.ids_BKM, drafted.probs_BKM)
     target_BKM = _target_at(target_probs, ids_BKM, sums_BK)
     return block_acceptance(target_BK, drafted.chosen_BK, target_BKM, draft_BKM, drafted.lengths_B)

@@ -246,7 +246,7 @@ def speculative_law(
             for prefix, mass in law[done].items()
             for chance, block in blocks_after(prefix, target, draft, claimed or draft, plan(prefix), cut)
         ]
-        judgements = judge([block for _, _, block in drafted])
+        judgements = judge([block for _, _, block in drafted]) if drafted else []
         for (prefix, mass, block), judgement in zip(drafted, judgements, strict=True):
             for kept, chance in enumerate(kept_law(judgement.acceptance, rule)):
                 for token, probability in enumerate(judgement.residuals[kept]):
