@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pydantic import (
 
 from pipeline.errors import ConfigError
 from pipeline.jobfile import Misplaced, explain, field_at, override, read_mapping, short
+from pipeline.prompts.templates import template_fields
 from pipeline.records import SamplingParams
 
 Auto = Literal["auto"]
@@ -294,8 +294,10 @@ class TaskConfig(Section):
     @field_validator("prompt", "system")
     @classmethod
     def _template_is_readable(cls, template: str | None) -> str | None:
-        if template is not None:
-            _check_template(template)
+        try:
+            template_fields(template or "")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return template
 
     @field_validator("bad_words", "stop", "choices")
@@ -319,17 +321,6 @@ class TaskConfig(Section):
         if self.n > 1 and self.long == "chunk":
             raise Misplaced("n", "more than one sample cannot be combined with long: chunk")
         return self
-
-
-def _check_template(template: str) -> None:
-    """Raise ValueError unless every field is a plain column name in braces."""
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{error}; write a literal brace as {{{{ or }}}}") from None
-    for _, field, form, conversion in parts:
-        if field is not None and (form or conversion or not field or set(field) & set(".[]") or field.isdecimal()):
-            raise ValueError(f"{short(field)} is not a field: write a column name alone between the braces")
 
 
 def _as_drafts(draft: Any) -> Any:

@@ -398,12 +398,9 @@ class TestPrompts:
     def test_fields_are_column_names_in_braces(self, template: str) -> None:
         assert parse_config(with_value("tasks.0.prompt", template), "x").tasks[0].prompt == template
 
-    @pytest.mark.parametrize(
-        "template", ["{", "}", "{body", "a } b", "{}", "{0}", "{body.text}", "{body[0]}", "{body!r}", "{body:>10}",
-                     "{a{b}}"],
-    )  # fmt: skip
+    @pytest.mark.parametrize("template", ["{", "}", "{body", "a } b", "{}", "{a{b}}"])
     @pytest.mark.parametrize("key", ["tasks.0.prompt", "tasks.0.system"])
-    def test_anything_else_in_braces_is_refused(self, key: str, template: str) -> None:
+    def test_a_brace_that_belongs_to_nothing_is_refused(self, key: str, template: str) -> None:
         assert problem(with_value(key, template)).startswith(f"{key}: ")
 
 
