@@ -1,0 +1,54 @@
+"""What a run prints at its end: some answers, how fast they came, and how to open the output."""
+
+from __future__ import annotations
+
+import sys
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.config import JobConfig
+from pipeline.output.folder import Output, part_name
+from pipeline.output.plan import Plan
+from pipeline.stats import Progress
+
+SHOWN_ROWS = 5
+TITLE_CHARACTERS, ANSWER_CHARACTERS = 40, 100
+
+
+def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress, seconds: float) -> None:
+    """`done` is what this process answered in `seconds`."""
+    console = Console(file=sys.stdout, highlight=False)
+    title = config.input.keep[0] if config.input.keep else config.input.id_column
+    answer = config.tasks[0].name
+    rows = _first_rows(output, plan, [title, answer])
+    if rows:
+        table = Table(title, answer, box=None, title=None)
+        for row in rows:
+            shown = shortened(row[title], TITLE_CHARACTERS), shortened(row[answer], ANSWER_CHARACTERS)
+            table.add_row(*map(Text, shown))  # as Text, because square brackets would be markup
+        console.print(table)
+    if done.new_tokens and seconds > 0:
+        console.print(
+            f"{done.rows_done} rows, {done.error_rows} with errors; {done.new_tokens / seconds:.1f} tokens/s, "
+            f"{done.accepted_per_step:.2f} accepted tokens per step",
+            soft_wrap=True,
+        )
+    print(f'pandas.read_parquet("{output.store.location}")')
+
+
+def shortened(value: object, characters: int) -> str:
+    """One line of at most so many characters."""
+    text = "" if value is None else " ".join(str(value).split())
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def _first_rows(output: Output, plan: Plan, columns: list[str]) -> list[dict[str, object]]:
+    shards = sorted(shard for run, shard in output.parts() if run == plan.run)
+    if not shards:
+        return []
+    table: pa.Table = output.part_columns(part_name(plan.run, shards[0]), columns)
+    rows: list[dict[str, object]] = table.slice(0, SHOWN_ROWS).to_pylist()
+    return rows

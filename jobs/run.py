@@ -1,0 +1,329 @@
+"""`run CONFIG`: answers every document that has no answer yet, and leaves Parquet (DESIGN section 8).
+
+Decides what is to be done and closes what was done; how answers come about is the executor's affair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any, Protocol
+
+from jobs.closing import print_answers
+from jobs.progress import ProgressLine
+from pipeline.config import JobConfig
+from pipeline.corpus.listing import InputFile, list_files
+from pipeline.errors import OutputError, Stopped
+from pipeline.fingerprint import answer_values, differences
+from pipeline.output.claim import Claim
+from pipeline.output.coverage import same_content
+from pipeline.output.folder import Output, refuse_unplanned_parts
+from pipeline.output.plan import Plan, Shard, run_name
+from pipeline.output.store import open_store
+from pipeline.planning import Ask, column_values, make_plan
+from pipeline.prompts.templates import Prompter
+from pipeline.stats import Progress
+from pipeline.work import Executor, JobWork
+
+LOG = logging.getLogger(__name__)
+COMMITTED, TOO_MANY_ERRORS = 0, 3
+VERSIONS = ("nightdesk", "torch", "transformers", "ray", "pyarrow", "pandas", "numpy")
+
+
+class Model(Protocol):
+    """What a run must know of a model (`engine.checkpoint.Checkpoint`)."""
+
+    def fingerprint(self) -> str: ...
+
+    def context_limit(self) -> int: ...
+
+    def tokenizer(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Models:
+    """What a job resolved to; `context` is what prompt and answer may have together, in tokens."""
+
+    target: Model
+    draft: Model | None
+    context: int
+
+
+def execute(
+    config: JobConfig,
+    *,
+    limit: int | None = None,
+    fresh: bool = False,
+    executor: Executor | None = None,
+    models: Models | None = None,
+) -> int:
+    """Run a job to its end; returns the exit code 0 or 3, raises a `NightdeskError` for every other end.
+
+    `limit` overrides `input.limit`. The executor is Ray by default; `models` are found on disk by default.
+    """
+    models = models or _models_on_disk(config)
+    ask = _asked(config, models, limit, fresh)
+    output = Output(open_store(config.output.path))
+    with Claim(output.store) as claim:
+        if fresh and claim.other is not None:
+            raise OutputError(
+                f"output.path: process {claim.other.pid} on {claim.other.host} is at work in "
+                f"{output.store.location}, and --fresh would remove what it writes; stop it first"
+            )
+        return Run(config, output, ask, models, executor or _ray(config), shared=claim.other is not None).execute()
+
+
+def _models_on_disk(config: JobConfig) -> Models:
+    from pipeline.engine.assembly import agree
+
+    setup = agree(config)
+    return Models(setup.target, setup.draft, setup.limits.context)
+
+
+def _asked(config: JobConfig, models: Models, limit: int | None, fresh: bool) -> Ask:
+    tokenizer = models.target.tokenizer()
+    for task in config.tasks:
+        Prompter(task, tokenizer, config.input.text, models.context)  # refuses a task that can have no prompt
+    answers = answer_values(config, models.target.fingerprint(), models.context)
+    return Ask(answers, models.context, config.input.limit if limit is None else limit, fresh)
+
+
+def _ray(config: JobConfig) -> Executor:
+    from actors.coordinator import RayExecutor
+
+    executor: Executor = RayExecutor(config)
+    return executor
+
+
+@dataclass
+class Session:
+    """What this process has done for one plan."""
+
+    plan: Plan
+    continued: bool
+    dropped: list[Shard]
+    changed_files: list[str]
+    total: Progress = field(default_factory=Progress)
+    answering_seconds: float = 0.0
+
+
+class Run:
+    """One call of the command on one output."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        output: Output,
+        ask: Ask,
+        models: Models,
+        executor: Executor,
+        shared: bool,
+    ) -> None:
+        self.config = config
+        self.output = output
+        self.ask = ask
+        self.models = models
+        self.executor = executor
+        self.shared = shared  # somebody else is at work on the same output
+        self.started = time.time()
+
+    def execute(self) -> int:
+        """Continue the open plan, or make one; again where input changed under the plan that was open."""
+        self.output.store.sweep()
+        opened = self._open_plan() if not self.ask.fresh else None
+        if opened is not None:
+            LOG.info("continuing run %s", run_name(opened.run))
+            session = self._answer(opened, continued=True)
+            if not session.dropped:
+                return self._close(session)
+            self._close(session)
+        planned = self._new_plan()
+        if planned is None:
+            return self._nothing_to_do()
+        return self._close(self._answer(planned, continued=False))
+
+    # --- which plan
+
+    def _open_plan(self) -> Plan | None:
+        refuse_unplanned_parts(self.output)
+        live = self.output.live_plans()
+        if not live:
+            return None
+        self._refuse_foreign(live[-1])
+        return live[-1] if self.output.summary(live[-1].run) is None else None
+
+    def _new_plan(self) -> Plan | None:
+        run = self.output.highest_run() + 1
+        live = [] if self.ask.fresh else self.output.live_plans()
+        if live and live[-1].run >= run:
+            return live[-1]  # made by somebody else just now
+        files = list_files(self.config.input)
+        plan = make_plan(self.config, self.output, run, live, files, self.ask)
+        if plan is None:
+            return None
+        created = self.output.create_plan(plan)
+        if created is not plan:
+            if self.ask.fresh:
+                raise OutputError(
+                    f"output.path: another run began in {self.output.store.location} at this moment; "
+                    "stop it before --fresh"
+                )
+            self._refuse_foreign(created)
+        return created
+
+    def _refuse_foreign(self, plan: Plan) -> None:
+        """OutputError, naming keys, if the output was made by a job that answers otherwise."""
+        where = self.output.store.location
+        remedy = "give another output.path, or --fresh to start over"
+        columns = differences(plan.columns, column_values(self.config))
+        if columns:
+            raise OutputError(f"output.path: {where} has other columns: {'; '.join(columns)}; {remedy}")
+        answers = differences(plan.answers, self.ask.answers)
+        if answers:
+            raise OutputError(
+                f"output.path: the answers in {where} were made otherwise: {'; '.join(answers)}; {remedy}"
+            )
+
+    # --- the work
+
+    def _answer(self, plan: Plan, continued: bool) -> Session:
+        self.output.begin(plan)
+        missing = self.output.missing(plan)
+        changed = self._changed_files(plan) if continued else set()
+        dropped = [s for s in missing if any(plan.files[r.file].file.path in changed for r in s.ranges)]
+        session = Session(plan, continued, dropped, sorted(changed))
+        lost = {shard.index for shard in dropped}
+        todo = [shard for shard in missing if shard.index not in lost]
+        if self.shared:
+            todo.reverse()  # begin where the other run will come last
+        try:
+            self._run_shards(session, todo)
+        except KeyboardInterrupt:
+            raise Stopped(
+                f"stopped: {self._published_rows(plan)} of {plan.rows} rows are published, "
+                "and the same command continues"
+            ) from None
+        return session
+
+    def _run_shards(self, session: Session, todo: Sequence[Shard]) -> None:
+        plan = session.plan
+        before = Progress(
+            rows_done=self._published_rows(plan),
+            rows_total=plan.rows - sum(shard.rows for shard in session.dropped),
+            shards_done=len(plan.shards) - len(todo) - len(session.dropped),
+            shards_total=len(plan.shards) - len(session.dropped),
+        )
+        started = time.monotonic()
+        with ProgressLine() as line:
+            line.report(before)
+            if todo:
+                self.executor.run(JobWork(self.config, plan), list(todo), line.report)
+            session.total = line.total - before
+        session.answering_seconds = time.monotonic() - started
+        unpublished = {shard.index for shard in self.output.missing(plan)} & {shard.index for shard in todo}
+        assert not unpublished, f"the executor returned, but shards {sorted(unpublished)} are not published"
+
+    def _published_rows(self, plan: Plan) -> int:
+        return plan.rows - sum(shard.rows for shard in self.output.missing(plan))
+
+    def _changed_files(self, plan: Plan) -> set[str]:
+        """Planned files that are not in the input any more as they were planned."""
+        now: dict[str, InputFile] = {file.path: file for file in list_files(self.config.input)}
+        return {
+            file.path
+            for file in plan.input_files
+            if file.path not in now or not same_content(file, now[file.path])
+        }
+
+    # --- the end
+
+    def _close(self, session: Session) -> int:
+        plan = session.plan
+        counts = self.output.counts(plan)
+        enough = counts.error_share <= self.config.max_error_rate
+        dropped = [shard.index for shard in self.output.missing(plan)]
+        self.output.finish(plan, self._summary(session, counts, dropped), success=enough and not dropped)
+        if dropped:
+            LOG.warning(
+                "%d shards of run %s were given up because their input changed (%s); planning them anew",
+                len(dropped), run_name(plan.run), ", ".join(session.changed_files),
+            )  # fmt: skip
+        print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
+        return self._exit_code(counts)
+
+    def _nothing_to_do(self) -> int:
+        live = self.output.live_plans()
+        if not live or self.ask.fresh:
+            print("nothing to do: the input holds no documents")
+            return COMMITTED
+        last = live[-1].run
+        summary = self.output.summary(last)
+        assert summary is not None, f"run {last} is open, but nothing is left to do"
+        code = self._exit_code(Progress(rows_done=summary["rows"], error_rows=summary["error_rows"]))
+        if code == COMMITTED and not self.output.has_success():
+            self.output.write_success(last)
+        print(f"nothing to do: every document is answered in {self.output.store.location}")
+        return code
+
+    def _exit_code(self, counts: Progress) -> int:
+        if counts.error_share <= self.config.max_error_rate:
+            return COMMITTED
+        LOG.error(
+            "%d of %d rows are error rows, more than max_error_rate allows (%g): see the columns error and *_error",
+            counts.error_rows, counts.rows_done, self.config.max_error_rate,
+        )  # fmt: skip
+        return TOO_MANY_ERRORS
+
+    def _summary(self, session: Session, counts: Progress, dropped: list[int]) -> dict[str, Any]:
+        plan, here = session.plan, session.total
+        return {
+            "run": run_name(plan.run),
+            "job": self.config.name,
+            "rows": counts.rows_done,
+            "error_rows": counts.error_rows,
+            "error_share": counts.error_share,
+            "max_error_rate": self.config.max_error_rate,
+            "dropped_shards": dropped,
+            "dropped_files": session.changed_files if dropped else [],
+            "counts": dataclasses.asdict(counts),
+            "accepted_per_step": counts.accepted_per_step,
+            "acceptance_by_position": [
+                accepted / drafted if drafted else None
+                for accepted, drafted in zip(here.accepted_at, here.drafted_at, strict=False)
+            ],
+            "fingerprint": plan.fingerprint,
+            "salt": plan.salt,
+            "models": self._model_names(),
+            "versions": _versions(),
+            "executor": self.executor.describe(),
+            "planned": plan.created,
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "last_process": {
+                "seconds": round(time.time() - self.started, 3),
+                "answering_seconds": round(session.answering_seconds, 3),
+                "continued": session.continued,
+                "counts": dataclasses.asdict(here),
+            },
+        }
+
+    def _model_names(self) -> dict[str, dict[str, str]]:
+        target = {"model": self.config.target.model, "fingerprint": self.models.target.fingerprint()}
+        if self.models.draft is None:
+            return {"target": target}
+        draft = {"model": str(self.config.draft[0].model), "fingerprint": self.models.draft.fingerprint()}
+        return {"target": target, "draft": draft}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in VERSIONS:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,236 @@
+"""From shards to published parts: reads documents, asks an engine, and commits the answers.
+
+Keeps the engine full across the borders of shards: the next shard is read while the last one drains. Memory is
+bounded by the shards in hand. Knows nothing of Ray, and of the engine only that it answers requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from pipeline.config import JobConfig
+from pipeline.corpus.readers import Corpus
+from pipeline.decode import RequestStream
+from pipeline.errors import PromptError, Stopped
+from pipeline.fingerprint import request_key
+from pipeline.output.coverage import is_current
+from pipeline.output.folder import Output
+from pipeline.output.plan import Plan, Shard
+from pipeline.output.rows import ShardRows
+from pipeline.prefetch import Prefetched
+from pipeline.prompts.templates import Prompter
+from pipeline.records import Completion, Document, Request
+from pipeline.stats import Progress
+
+ROWS_AHEAD = 256  # prompts made before the engine wants them
+REPORT_SECONDS = 0.25
+
+Report = Callable[[Progress], None]
+Prompt = list[int] | PromptError
+
+
+@dataclass(frozen=True)
+class PreparedRow:
+    """A document with its prompts, by task; `kept` comes with the first row of every batch."""
+
+    shard: Shard
+    document: Document
+    prompts: Mapping[str, Prompt]
+    kept: pa.RecordBatch | None
+
+
+@dataclass(frozen=True)
+class SkippedShard:
+    """A shard that another run has published meanwhile."""
+
+    shard: Shard
+
+
+@dataclass
+class ShardInHand:
+    """A shard between its first row and its publication."""
+
+    rows: ShardRows
+    started: float
+    counts: Progress = field(default_factory=Progress)
+    keys: list[str] = field(default_factory=list)  # requests made for it, whose answers are kept until it is done
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an answer goes."""
+
+    shard: ShardInHand
+    row: int
+    task: str
+
+
+class Answerer:
+    """Answers shards of one plan with one engine."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        plan: Plan,
+        corpus: Corpus,
+        prompters: Mapping[str, Prompter],
+        engine: RequestStream,
+        output: Output,
+    ) -> None:
+        self.config = config
+        self.plan = plan
+        self.corpus = corpus
+        self.prompters = prompters
+        self.engine = engine
+        self.output = output
+        self.sampling = {task.name: task.sampling() for task in config.tasks}
+
+    def run(self, shards: Iterable[Shard], report: Report) -> None:
+        """Publish every shard. `report` is told increments, a few times a second."""
+        with Prefetched(self._prepared(iter(shards)), ROWS_AHEAD) as prepared:
+            desk = Desk(self, prepared, report)
+            for completion in self.engine.stream(desk.requests()):
+                desk.deliver(completion)
+            desk.close()
+
+    def _prepared(self, shards: Iterator[Shard]) -> Iterator[PreparedRow | SkippedShard]:
+        for shard in shards:
+            if self.output.is_published(self.plan, shard):
+                yield SkippedShard(shard)
+                continue
+            for batch in self.corpus.read(shard.ranges):
+                kept: pa.RecordBatch | None = batch.kept
+                for document in batch.documents:
+                    yield PreparedRow(shard, document, self._prompts(document), kept)
+                    kept = None
+            self._refuse_changed_files(shard)
+
+    def _refuse_changed_files(self, shard: Shard) -> None:
+        """Stopped if a file is not what was planned any more: what was just read of it must not be published."""
+        for place in {piece.file for piece in shard.ranges}:
+            file = self.plan.files[place].file
+            if not is_current(file):
+                raise Stopped(f"{file.path} changed while it was read; run the same command again to plan it anew")
+
+    def _prompts(self, document: Document) -> Mapping[str, Prompt]:
+        if document.error is not None:
+            return {}
+        return {task: _prompt(prompter, document) for task, prompter in self.prompters.items()}
+
+
+class Desk:
+    """The shards in hand of one `Answerer.run`: which answers are awaited, and where they go."""
+
+    def __init__(
+        self, answerer: Answerer, prepared: Prefetched[PreparedRow | SkippedShard], report: Report
+    ) -> None:
+        self.answerer = answerer
+        self.prepared = prepared
+        self.report = report
+        self.open: dict[int, ShardInHand] = {}
+        self.awaited: dict[str, list[Place]] = {}  # request key → everyone who wants its answer
+        self.answered: dict[str, Completion] = {}
+        self.unreported = Progress()
+        self.reported_at = time.monotonic()
+
+    def requests(self) -> Iterator[Request | None]:
+        """What the engine pulls from; None where the next document is still being read."""
+        while True:
+            item = self.prepared.poll()
+            if item is None:
+                if self.prepared.ended:
+                    return
+                yield None
+            elif isinstance(item, SkippedShard):
+                self._count(Progress(rows_done=item.shard.rows, shards_done=1))
+            else:
+                yield from self._requests_of(item)
+
+    def deliver(self, completion: Completion) -> None:
+        """Fan an answer out to every row that waits for it."""
+        places = self.awaited.pop(completion.key)
+        cost = Progress.of(completion)
+        places[0].shard.counts += cost
+        self._count(cost)
+        self.answered[completion.key] = completion
+        for place in places:
+            self._fill(place, completion)
+
+    def close(self) -> None:
+        """All shards are published: say what has not been said."""
+        assert not self.open, f"the engine ended, but shards {sorted(self.open)} have rows without answers"
+        self.report(self.unreported)
+
+    def _requests_of(self, item: PreparedRow) -> Iterator[Request]:
+        shard = self._shard_in_hand(item.shard)
+        if item.kept is not None:
+            shard.rows.kept.append(item.kept)
+        row = shard.rows.add(item.document)
+        if item.document.error is not None:
+            self._row_done(shard)
+        for task, prompt in item.prompts.items():
+            place = Place(shard, row, task)
+            if isinstance(prompt, PromptError):
+                self._settle(shard, shard.rows.fail(row, task, str(prompt)))
+                continue
+            key = request_key(self.answerer.plan.fingerprint, task, prompt)
+            if key in self.answered:
+                self._fill(place, self.answered[key])
+            elif key in self.awaited:
+                self.awaited[key].append(place)
+            else:
+                self.awaited[key] = [place]
+                shard.keys.append(key)
+                yield Request(key, prompt, self.answerer.sampling[task])
+
+    def _shard_in_hand(self, shard: Shard) -> ShardInHand:
+        if shard.index not in self.open:
+            config, plan = self.answerer.config, self.answerer.plan
+            tasks = [task.name for task in config.tasks]
+            rows = ShardRows(shard, plan.schema, config.input.id_column, tasks)
+            self.open[shard.index] = ShardInHand(rows, time.monotonic())
+        return self.open[shard.index]
+
+    def _fill(self, place: Place, completion: Completion) -> None:
+        self._settle(place.shard, place.shard.rows.answer(place.row, place.task, completion))
+
+    def _settle(self, shard: ShardInHand, row_is_complete: bool) -> None:
+        if row_is_complete:
+            self._row_done(shard)
+
+    def _row_done(self, shard: ShardInHand) -> None:
+        errors = shard.rows.error_rows - shard.counts.error_rows
+        done = Progress(rows_done=1, error_rows=errors)
+        shard.counts += done
+        self._count(done)
+        if shard.rows.incomplete == 0:
+            self._publish(shard)
+
+    def _publish(self, shard: ShardInHand) -> None:
+        rows = shard.rows
+        del self.open[rows.shard.index]
+        for key in shard.keys:
+            self.answered.pop(key, None)
+        seconds = time.monotonic() - shard.started
+        counts = shard.counts + Progress(shards_done=1)
+        self.answerer.output.publish(self.answerer.plan, rows.shard, rows.table(), counts, seconds)
+        self._count(Progress(shards_done=1))
+
+    def _count(self, increment: Progress) -> None:
+        self.unreported += increment
+        now = time.monotonic()
+        if now - self.reported_at >= REPORT_SECONDS:
+            self.report(self.unreported)
+            self.unreported = Progress()
+            self.reported_at = now
+
+
+def _prompt(prompter: Prompter, document: Document) -> Prompt:
+    try:
+        return prompter.render(document)
+    except PromptError as error:
+        return error
