@@ -22,6 +22,7 @@ from pipeline.corpus.rows import Column, Rows
 from pipeline.records import Document
 
 EMPTY_TEXT = "text is empty"
+_CANONICAL = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def _wrong_kind(name: str, value: Any) -> str:
 
 def _hash(text: str, named: dict[str, str], kept: list[Any], misfits: list[str] | None) -> str:
     """32 hex digits over what an answer and its row are made of. The text holds no NUL, so the parts can't mix."""
-    rest = json.dumps([named, kept, misfits], sort_keys=True, default=str)
+    rest = _CANONICAL([named, kept, misfits])
     return hashlib.blake2b(f"{text}\0{rest}".encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 

@@ -93,7 +93,7 @@ class JsonRows:
             value = orjson.loads(data)
         except orjson.JSONDecodeError:
             return json.loads(encoding.decode(data), strict=False)
-        if isinstance(value, dict) and any(_rounded(value.get(name)) for name in self._wanted):
+        if isinstance(value, dict) and any(map(_rounded, map(value.get, self._wanted))):
             return json.loads(encoding.decode(data), strict=False)
         return value
 
@@ -123,6 +123,8 @@ class JsonRows:
 
 def _rounded(value: Any) -> bool:
     """Whether an integer may have become a float because it does not fit 64 bits."""
+    if isinstance(value, str | int):
+        return False
     if isinstance(value, float):
         return abs(value) >= 2.0**63
     if isinstance(value, list):
