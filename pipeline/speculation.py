@@ -289,8 +289,8 @@ def _drafted(like_BK: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def _tensor(array: Array, device: torch.device, dtype: torch.dtype) -> Tensor:
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        array = array.copy()  # what Ray hands out is read-only, and torch warns about sharing it
+    if isinstance(array, np.ndarray) and not (array.flags.writeable and array.flags.c_contiguous):
+        array = array.copy()  # torch warns about read-only memory, which is what Ray hands out
     return torch.as_tensor(array).to(device=device, dtype=dtype)
 
 
