@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from pipeline.config import JobConfig, TaskConfig
 from pipeline.corpus.cleaning import CLEANING_VERSION
 
@@ -57,8 +59,8 @@ def digest(values: Mapping[str, Any]) -> str:
 
 def request_key(fingerprint: str, task: str, prompt: list[int], sample: int = 0) -> str:
     """The identity that a request's randomness hangs on (DESIGN section 5)."""
-    parts = json.dumps([fingerprint, task, prompt, sample], separators=(",", ":"))
-    return hashlib.sha256(parts.encode()).hexdigest()
+    head = f"{fingerprint},{sample},{task}\0"  # a task's name is an identifier
+    return hashlib.sha256(head.encode() + np.asarray(prompt, dtype="<i8").tobytes()).hexdigest()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

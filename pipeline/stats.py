@@ -6,8 +6,10 @@ adds them up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import zip_longest
+from operator import add, sub
 from typing import Any
 
 from pipeline.records import Completion
@@ -51,21 +53,19 @@ class Progress:
         )
 
     def __add__(self, other: Progress) -> Progress:
-        return self._combined(other, 1)
+        return self._combined(other, add)
 
     def __sub__(self, other: Progress) -> Progress:
         """Take back work that was counted and then lost (a shard given to another worker)."""
-        return self._combined(other, -1)
+        return self._combined(other, sub)
 
-    def _combined(self, other: Progress, sign: int) -> Progress:
-        sums: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
-            left, right = getattr(self, name), getattr(other, name)
-            if isinstance(left, tuple):
-                sums[name] = tuple(a + sign * b for a, b in zip_longest(left, right, fillvalue=0))
-            else:
-                sums[name] = left + sign * right
-        return Progress(**sums)
+    def _combined(self, other: Progress, operation: Callable[[int, int], int]) -> Progress:
+        numbers: dict[str, Any] = {n: operation(getattr(self, n), getattr(other, n)) for n in _NUMBERS}
+        return Progress(
+            **numbers,
+            drafted_at=_by_position(self.drafted_at, other.drafted_at, operation),
+            accepted_at=_by_position(self.accepted_at, other.accepted_at, operation),
+        )
 
     @property
     def accepted_per_step(self) -> float:
@@ -76,3 +76,12 @@ class Progress:
     def error_share(self) -> float:
         """Share of finished rows that are error rows."""
         return self.error_rows / self.rows_done if self.rows_done else 0.0
+
+
+_NUMBERS = tuple(field.name for field in fields(Progress) if field.default == 0)
+
+
+def _by_position(
+    left: tuple[int, ...], right: tuple[int, ...], operation: Callable[[int, int], int]
+) -> tuple[int, ...]:
+    return tuple(operation(a, b) for a, b in zip_longest(left, right, fillvalue=0))

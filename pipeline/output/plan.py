@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -66,7 +67,7 @@ class Plan:
     shards: tuple[Shard, ...]
     created: str  # ISO 8601, UTC
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return digest(self.answers)
 
