@@ -1,0 +1,346 @@
+"""`nightdesk check`: everything that can be found out about a job without running it, and what a run would do.
+
+Raises what a run would raise, so that a job that passes does not fail on its configuration, models, tokenizers,
+columns or memory. Writes nothing, and loads no weights unless asked to time them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jobs.estimate import Memory, Work, available_memory, gigabytes, memory_of, require_memory, seconds_from_probe
+from jobs.progress import duration
+from pipeline.config import JobConfig
+from pipeline.corpus.listing import InputFile, list_files
+from pipeline.corpus.readers import Corpus, RowRange
+from pipeline.engine.assembly import Setup, agree, drafting
+from pipeline.errors import OutputError, PromptError
+from pipeline.fingerprint import answer_values, differences
+from pipeline.output.coverage import coverage, same_content
+from pipeline.output.folder import Output, refuse_unplanned_parts
+from pipeline.output.store import open_store
+from pipeline.planning import column_values, prompt_fields
+from pipeline.prompts.templates import Prompter
+from pipeline.records import Document, Request
+
+SAMPLE = 2000  # documents whose prompts are counted
+TIMED_PROMPTS = 3
+TIMED_TOKENS = 8
+BAR = 30  # characters of the longest bar of the histogram
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of the sampled documents, all tasks together."""
+
+    documents: int
+    errors: int  # documents without a prompt for every task
+    first_error: str | None
+    tokens: tuple[int, ...]  # length of every prompt
+    longest: int  # tokens of prompt and answer together, at most
+    examples: tuple[Request, ...]
+
+    def histogram(self) -> list[tuple[int, int]]:
+        """(upper bound in tokens, prompts up to it and above the one before), bounds in powers of two."""
+        if not self.tokens:
+            return []
+        bounds = [1 << power for power in range(max(self.tokens).bit_length() + 1)]
+        counts = [0] * len(bounds)
+        for length in self.tokens:
+            counts[bisect_left(bounds, length)] += 1
+        used = [i for i, count in enumerate(counts) if count]
+        return list(zip(bounds, counts, strict=True))[used[0] : used[-1] + 1]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run would do."""
+
+    job: str
+    files: int
+    rows: int  # documents that the job asks about
+    answered: int  # of the input's documents, those that the output holds already
+    shards: int  # that a run would publish
+    model: str
+    draft: str
+    prompts: Prompts
+    slots: int
+    context: int
+    memory: Memory
+    seconds: float | None
+    seconds_from: str
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "files": self.files,
+            "rows": self.rows,
+            "answered": self.answered,
+            "shards": self.shards,
+            "target": self.model,
+            "draft": self.draft,
+            "sampled": self.prompts.documents,
+            "sample_errors": self.prompts.errors,
+            "prompt_tokens": {
+                "median": median(self.prompts.tokens) if self.prompts.tokens else None,
+                "max": max(self.prompts.tokens, default=None),
+                "histogram": [{"up_to": bound, "prompts": count} for bound, count in self.prompts.histogram()],
+            },
+            "batch": self.slots,
+            "context": self.context,
+            "memory_bytes": {
+                "weights": self.memory.weights,
+                "cache": self.memory.cache,
+                "available": self.memory.available,
+            },
+            "seconds": self.seconds,
+            "seconds_from": self.seconds_from,
+            "warnings": list(self.warnings),
+        }
+
+
+def check_job(config: JobConfig, as_json: bool = False, timed: bool = False) -> int:
+    """Print what was found; returns the exit code. Raises a NightdeskError for what would stop a run."""
+    findings = examine(config, timed)
+    show(findings, Console(highlight=False))
+    if as_json:
+        print(json.dumps(findings.as_json(), ensure_ascii=False))
+    return 0
+
+
+def examine(config: JobConfig, timed: bool = False) -> Findings:
+    """Look at models, corpus and machine, the cheapest and likeliest to be wrong first."""
+    files = list_files(config.input)
+    setup = agree(config)
+    prompters = make_prompters(config, setup)
+    corpus = Corpus(config.input, prompt_fields(config), files)
+    require_columns(corpus)
+    rows_of = rows_asked(corpus, len(files), config.input.limit)
+    rows = sum(rows_of)
+    answered = rows_answered(config, setup, files)
+    prompts = read_prompts(config, prompters, sample(corpus, rows_of))
+    context = cache_context(config, setup, prompts)
+    memory = memory_for(config, setup, context)
+    require_memory(memory, setup.limits.slots, context)
+    todo = max(rows - answered, 0)
+    seconds, seconds_from = estimate(config, setup, todo, prompts, timed)
+    return Findings(
+        job=config.name,
+        files=len(files),
+        rows=rows,
+        answered=answered,
+        shards=-(-todo // config.output.rows_per_shard),
+        model=config.target.model,
+        draft=draft_name(config),
+        prompts=prompts,
+        slots=setup.limits.slots,
+        context=context,
+        memory=memory,
+        seconds=seconds,
+        seconds_from=seconds_from,
+        warnings=tuple(warnings(config, rows, prompters, prompts)),
+    )
+
+
+def draft_name(config: JobConfig) -> str:
+    draft = drafting(config)
+    if draft is None:
+        return "none"
+    return draft.model if draft.kind == "model" and draft.model else draft.kind
+
+
+# --- the corpus ---------------------------------------------------------------------------------------------
+
+
+def make_prompters(config: JobConfig, setup: Setup) -> dict[str, Prompter]:
+    tokenizer = setup.target.tokenizer()
+    return {t.name: Prompter(t, tokenizer, config.input.text, setup.limits.context) for t in config.tasks}
+
+
+def require_columns(corpus: Corpus) -> None:
+    """CorpusError for a column that the job names and no input file has."""
+    _ = corpus.kept_schema  # fixed from the beginnings of all files, which is where a missing column shows
+
+
+def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -> int:
+    """Rows of these files that the output holds; OutputError if it belongs to a job that answers otherwise."""
+    output = Output(open_store(config.output.path))
+    refuse_unplanned_parts(output)
+    live = output.live_plans()
+    if not live:
+        return 0
+    answers = answer_values(config, setup.target.fingerprint(), setup.limits.context)
+    foreign = differences(live[-1].columns, column_values(config)) + differences(live[-1].answers, answers)
+    if foreign:
+        raise OutputError(
+            f"output.path: {config.output.path} was made by a job that differs: {'; '.join(foreign)}; "
+            "give another output.path, or run with --fresh to start over"
+        )
+    known = coverage(output, live)
+    same = (known[file.path] for file in files if file.path in known and same_content(known[file.path].file, file))
+    return sum(entry.rows - sum(stop - start for start, stop in entry.missing) for entry in same)
+
+
+def rows_asked(corpus: Corpus, files: int, limit: int | None) -> list[int]:
+    """Rows of every file that the job asks about: those among the first `limit` of the corpus."""
+    asked: list[int] = []
+    for i in range(files):
+        room = None if limit is None else limit - sum(asked)
+        asked.append(0 if room == 0 else min(corpus.count_rows(i).rows, room or sys.maxsize))
+    return asked
+
+
+def sample(corpus: Corpus, rows_of: Sequence[int]) -> Iterator[Document]:
+    """Up to SAMPLE documents: as many from the beginning of every file, or of files spread evenly."""
+    filled = [i for i, rows in enumerate(rows_of) if rows]
+    if not filled:
+        return
+    chosen = filled[:: -(-len(filled) // SAMPLE)]
+    share, more = divmod(SAMPLE, len(chosen))
+    ranges = [RowRange(i, 0, min(rows_of[i], share + (place < more))) for place, i in enumerate(chosen)]
+    for batch in corpus.read(ranges):
+        yield from batch.documents
+
+
+def read_prompts(config: JobConfig, prompters: dict[str, Prompter], documents: Iterator[Document]) -> Prompts:
+    """Render every task's prompt of every document."""
+    seen = errors = longest = 0
+    first_error: str | None = None
+    lengths: list[int] = []
+    examples: list[Request] = []
+    for document in documents:
+        seen += 1
+        problem = document.error
+        for task in config.tasks:
+            try:
+                prompt = [] if problem else prompters[task.name].render(document)
+            except PromptError as error:
+                problem = str(error)
+                continue
+            if prompt:
+                lengths.append(len(prompt))
+                longest = max(longest, len(prompt) + task.max_new_tokens)
+                if len(examples) < TIMED_PROMPTS:
+                    examples.append(Request(f"check-{len(examples)}", prompt, task.sampling()))
+        errors += problem is not None
+        first_error = first_error or problem
+    return Prompts(seen, errors, first_error, tuple(lengths), longest, tuple(examples))
+
+
+def warnings(config: JobConfig, rows: int, prompters: dict[str, Prompter], prompts: Prompts) -> Iterator[str]:
+    """What does not stop a run but may not be meant."""
+    if rows == 0:
+        yield "there are no documents: a run would publish nothing"
+    for name, prompter in prompters.items():
+        if config.input.text not in prompter.fields:
+            yield f"the prompt of task {name} does not name the text column, {{{config.input.text}}}"
+    if prompts.errors:
+        share = prompts.errors / prompts.documents
+        note = f"{share:.1%} of the sampled documents would be error rows; the first: {prompts.first_error}"
+        yield note + (f" (max_error_rate is {config.max_error_rate:g})" if share > config.max_error_rate else "")
+
+
+# --- memory and time ----------------------------------------------------------------------------------------
+
+
+def cache_context(config: JobConfig, setup: Setup, prompts: Prompts) -> int:
+    """Tokens that a cache slot grows to: a power of two that holds the longest request of the sample."""
+    longest = prompts.longest or max(task.max_new_tokens for task in config.tasks)
+    return int(min(1 << (longest - 1).bit_length(), setup.limits.context))
+
+
+def memory_for(config: JobConfig, setup: Setup, context: int) -> Memory:
+    """Target and draft in one process; apart, each worker needs less."""
+    slots = setup.limits.slots
+    weights, cache = memory_of(setup.target, config.target.dtype, setup.device, slots, context)
+    if setup.draft is not None:
+        more = memory_of(setup.draft, config.draft[0].dtype, setup.device, slots, context)
+        weights, cache = weights + more[0], cache + more[1]
+    return Memory(weights, cache, available_memory(setup.device))
+
+
+def estimate(config: JobConfig, setup: Setup, rows: int, prompts: Prompts, timed: bool) -> tuple[float | None, str]:
+    """(seconds at most, where the number comes from)."""
+    if not prompts.tokens:
+        return None, "no prompt in the sample"
+    per_document = sum(prompts.tokens) / prompts.documents
+    answered = rows * (1 - prompts.errors / prompts.documents)
+    work = Work(round(rows * per_document), round(answered * sum(task.max_new_tokens for task in config.tasks)))
+    if timed:
+        return seconds_from_timing(config, prompts.examples, work), f"timing {len(prompts.examples)} prompts"
+    seconds = seconds_from_probe(work, setup.target, config.target.dtype, setup.device, setup.limits.slots)
+    return seconds, "parameter count and a probe of this machine's memory and arithmetic"
+
+
+def seconds_from_timing(config: JobConfig, examples: Sequence[Request], work: Work) -> float:
+    """Answer a few prompts with one token and with some more: the difference is what answers cost."""
+    from pipeline.engine import Engine
+
+    plain = config.model_copy(
+        update={"draft": (), "decoding": config.decoding.model_copy(update={"batch": len(examples)})}
+    )
+    engine = Engine.from_config(plain)
+    _seconds_for(engine, examples, 1)  # first use is slower
+    first = _seconds_for(engine, examples, 1)
+    more = max(_seconds_for(engine, examples, 1 + TIMED_TOKENS) - first, 0.0)
+    per_prompt_token = first / sum(len(request.prompt_token_ids) for request in examples)
+    per_new_token = more / (TIMED_TOKENS * len(examples))
+    return work.prompt_tokens * per_prompt_token + work.new_tokens * per_new_token
+
+
+def _seconds_for(engine: Any, examples: Sequence[Request], new_tokens: int) -> float:
+    params = [replace(request.params, max_new_tokens=new_tokens, ignore_eos=True) for request in examples]
+    requests = [replace(request, params=p) for request, p in zip(examples, params, strict=True)]
+    start = time.perf_counter()
+    engine.generate(requests)
+    return time.perf_counter() - start
+
+
+# --- what is printed ----------------------------------------------------------------------------------------
+
+
+def show(findings: Findings, console: Console) -> None:
+    """A table of findings, the histogram, and the warnings."""
+    prompts, memory = findings.prompts, findings.memory
+    table = Table.grid(padding=(0, 2))
+    table.add_row("job", findings.job)
+    table.add_row("input", f"{findings.rows:,} documents in {findings.files:,} file{'s' * (findings.files != 1)}")
+    table.add_row("output", f"{findings.answered:,} answered already; a run would add {findings.shards:,} parts")
+    table.add_row("models", f"{findings.model}, draft: {findings.draft}")
+    table.add_row(
+        "memory",
+        f"{gigabytes(memory.needed)} of {gigabytes(memory.available)} free: weights {gigabytes(memory.weights)}, "
+        f"cache {gigabytes(memory.cache)} for {findings.slots} sequences of {findings.context:,} tokens",
+    )
+    table.add_row("prompts", _prompt_summary(findings))
+    for bound, count in prompts.histogram():
+        bar = "█" * max(1, round(BAR * count / max(c for _, c in prompts.histogram())))
+        table.add_row("", f"up to {bound:>7,} tokens  {bar} {count:,}")
+    if findings.seconds is not None:
+        time_text = f"about {duration(findings.seconds)} at most (from {findings.seconds_from})"
+        table.add_row("time", time_text + "; drafts and short answers take less")
+    for warning in findings.warnings:
+        table.add_row("warning", warning)
+    console.print(table)
+
+
+def _prompt_summary(findings: Findings) -> str:
+    prompts = findings.prompts
+    every = "all" if prompts.documents == findings.rows else "a sample of"
+    if not prompts.tokens:
+        return f"none in {every} {prompts.documents:,} documents"
+    return (
+        f"median {median(prompts.tokens):,.0f}, longest {max(prompts.tokens):,} tokens, "
+        f"in {every} {prompts.documents:,} documents"
+    )
