@@ -57,8 +57,7 @@ class Drafted:
     @property
     def chosen_BK(self) -> Tensor:
         """q(x) of each drafted token; an id that occurs more than once in a support counts with its sum."""
-        tokens_BK1 = self.tokens_BK.unsqueeze(-1)
-        is_token_BKM = (self.ids_BKM[:, :-1] == tokens_BK1) & (tokens_BK1 >= 0)
+        is_token_BKM = self.ids_BKM[:, :-1] == self.tokens_BK.unsqueeze(-1)
         return torch.where(is_token_BKM, self.probs_BKM[:, :-1], 0.0).sum(-1)
 
 
