@@ -1,0 +1,125 @@
+"""A Ray to work with: the one that is there already, the one at RAY_ADDRESS, or a local one of our own.
+
+The local one is quiet, lives in a temporary folder of its own, and leaves neither processes nor files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import ray._private.worker
+from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+
+from actors.placement import Node
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("pipeline", "actors")  # what workers import
+TEMPORARY = "/tmp"  # not TMPDIR: the paths of Ray's sockets are limited to 107 bytes
+OBJECT_STORE_BYTES = 256 * 2**20  # messages are small, and no results are kept
+EXIT_SECONDS = 5.0
+
+
+@contextmanager
+def ray_session() -> Iterator[None]:
+    """Ray is connected inside. A connection that was there before stays; one made here is closed."""
+    if ray.is_initialized():
+        yield
+        return
+    with _without_chatter():
+        if os.environ.get("RAY_ADDRESS"):
+            with _connected(runtime_env=_code()):
+                yield
+        else:
+            with (
+                _temporary_folder() as folder,
+                _connected(
+                    address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder
+                ),
+            ):
+                yield
+
+
+def nodes() -> list[Node]:
+    """What the cluster has, whether it is in use or not."""
+    return [
+        Node(
+            name=node["NodeManagerHostname"],
+            cpus=int(node["Resources"].get("CPU", 0)),
+            gpus=int(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+@contextmanager
+def _connected(**settings: Any) -> Iterator[None]:
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    before = set(psutil.Process().children())
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own there, which exits
+        yield
+    finally:
+        started = _family(set(psutil.Process().children()) - before)
+        ray.shutdown()
+        _, hanging = psutil.wait_procs(started, EXIT_SECONDS)
+        for process in hanging:
+            process.kill()
+
+
+def _family(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The processes with all that they started."""
+    family = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            family += [process, *process.children(recursive=True)]
+    return family
+
+
+def _code() -> dict[str, Any] | None:
+    """The code in this folder, for workers on other machines; None where a job submission has sent it."""
+    if RAY_JOB_CONFIG_JSON_ENV_VAR in os.environ:
+        return None
+    return {"py_modules": [str(ROOT / package) for package in PACKAGES], "excludes": ["__pycache__"]}
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """Removed afterwards; so are those of processes that were killed before they could do so."""
+    for stale in Path(TEMPORARY).glob("nd-*-*"):
+        if stale.owner() == Path.home().owner() and not psutil.pid_exists(int(stale.name.split("-")[1])):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"nd-{os.getpid()}-", dir=TEMPORARY)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Ray prints the death of a worker to standard output, whatever its settings; we say it in our own words."""
+    module = ray._private.worker
+    before = module.print_to_stdstream
+    module.print_to_stdstream = _print_nothing
+    try:
+        yield
+    finally:
+        module.print_to_stdstream = before
+
+
+def _print_nothing(data: object, ignore_prefix: bool) -> None:
+    return None
