@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +32,9 @@ from pipeline.output.store import open_store
 from pipeline.planning import column_values, prompt_fields
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
+
+if TYPE_CHECKING:
+    from pipeline.engine import Engine
 
 SAMPLE = 2000  # documents whose prompts are counted
 TIMED_PROMPTS = 3
@@ -278,32 +281,31 @@ def estimate(config: JobConfig, setup: Setup, rows: int, prompts: Prompts, timed
     answered = rows * (1 - prompts.errors / prompts.documents)
     work = Work(round(rows * per_document), round(answered * sum(task.max_new_tokens for task in config.tasks)))
     if timed:
-        return seconds_from_timing(config, prompts.examples, work), f"timing {len(prompts.examples)} prompts"
+        return seconds_from_timing(
+            config, setup.limits.slots, prompts.examples, work
+        ), f"timing {len(prompts.examples)} prompts"
     seconds = seconds_from_probe(work, setup.target, config.target.dtype, setup.device, setup.limits.slots)
     return seconds, "parameter count and a probe of this machine's memory and arithmetic"
 
 
-def seconds_from_timing(config: JobConfig, examples: Sequence[Request], work: Work) -> float:
-    """Answer a few prompts with one token and with some more: the difference is what answers cost."""
+def seconds_from_timing(config: JobConfig, slots: int, examples: Sequence[Request], work: Work) -> float:
+    """Time a few prompts by themselves, then steps of a full batch that begins with their ends."""
     from pipeline.engine import Engine
 
-    plain = config.model_copy(
-        update={"draft": (), "decoding": config.decoding.model_copy(update={"batch": len(examples)})}
-    )
-    engine = Engine.from_config(plain)
-    _seconds_for(engine, examples, 1)  # first use is slower
-    first = _seconds_for(engine, examples, 1)
-    more = max(_seconds_for(engine, examples, 1 + TIMED_TOKENS) - first, 0.0)
-    per_prompt_token = first / sum(len(request.prompt_token_ids) for request in examples)
-    per_new_token = more / (TIMED_TOKENS * len(examples))
-    return work.prompt_tokens * per_prompt_token + work.new_tokens * per_new_token
+    engine = Engine.from_config(config.model_copy(update={"draft": ()}))
+    ends = [request.prompt_token_ids[-TIMED_TOKENS:] for request in examples]
+    batch = [Request(f"check-{i}", ends[i % len(ends)], examples[i % len(ends)].params) for i in range(slots)]
+    _seconds_for(engine, batch, 1)  # first use is slower
+    prompts = _seconds_for(engine, examples, 1)
+    steps = max(_seconds_for(engine, batch, 1 + TIMED_TOKENS) - _seconds_for(engine, batch, 1), 0.0)
+    per_prompt_token = prompts / sum(len(request.prompt_token_ids) for request in examples)
+    return work.prompt_tokens * per_prompt_token + work.new_tokens * steps / (TIMED_TOKENS * slots)
 
 
-def _seconds_for(engine: Any, examples: Sequence[Request], new_tokens: int) -> float:
-    params = [replace(request.params, max_new_tokens=new_tokens, ignore_eos=True) for request in examples]
-    requests = [replace(request, params=p) for request, p in zip(examples, params, strict=True)]
+def _seconds_for(engine: Engine, requests: Sequence[Request], new_tokens: int) -> float:
+    params = [replace(request.params, max_new_tokens=new_tokens, ignore_eos=True) for request in requests]
     start = time.perf_counter()
-    engine.generate(requests)
+    engine.generate([replace(request, params=p) for request, p in zip(requests, params, strict=True)])
     return time.perf_counter() - start
 
 
