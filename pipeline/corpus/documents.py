@@ -17,7 +17,7 @@ import pyarrow.types as kinds
 
 from pipeline.corpus.cleaning import clean, whole
 from pipeline.corpus.encoding import UTF8
-from pipeline.corpus.kept import fit, is_binary, is_textual, plain
+from pipeline.corpus.kept import fit, is_binary, is_textual, plain, plain_value
 from pipeline.corpus.rows import Column, Rows
 from pipeline.records import Document
 
@@ -55,7 +55,8 @@ class DocumentBuilder:
         documents = []
         for place in range(rows.length):
             named = {name: column[place] for name, column in fields.items()}
-            digest = _hash(texts[place], named, [column[place] for column in values], misfits.get(place))
+            unfit = self._unfit(rows, place) if place in misfits or place in faults else None
+            digest = _hash(texts[place], named, [column[place] for column in values], unfit)
             if place in rows.raw:
                 digest = _hash_raw(rows.raw[place])
             error = rows.errors.get(place) or faults.get(place) or "; ".join(misfits.get(place, ()))
@@ -82,6 +83,11 @@ class DocumentBuilder:
         if not columns:  # a batch without columns has a length only if it is made this way
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows.length, pa.struct([]))), misfits
         return pa.RecordBatch.from_arrays(columns, schema=self._kept), misfits
+
+    def _unfit(self, rows: Rows, place: int) -> list[Any]:
+        """The values of a row of which not all can be used, for its hash."""
+        names = [self._text, *self._kept.names]
+        return [plain_value(rows.columns[name], place) for name in names if name in rows.columns]
 
     def _texts(self, rows: Rows) -> tuple[list[str], dict[int, str]]:
         """The cleaned texts ("" where there is none), and by row what is wrong with them."""
@@ -178,9 +184,9 @@ def _wrong_kind(name: str, value: Any) -> str:
     return f"column {name!r} holds {kind}, not text"
 
 
-def _hash(text: str, named: dict[str, str], kept: list[Any], misfits: list[str] | None) -> str:
+def _hash(text: str, named: dict[str, str], kept: list[Any], unfit: list[Any] | None) -> str:
     """32 hex digits over what an answer and its row are made of. The text holds no NUL, so the parts can't mix."""
-    rest = _CANONICAL([named, kept, misfits])
+    rest = _CANONICAL([named, kept, unfit])
     return hashlib.blake2b(f"{text}\0{rest}".encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 

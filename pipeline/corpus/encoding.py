@@ -80,8 +80,8 @@ def _guess(sample: bytes) -> Encoding:
     stray = len(sample) - len(sample.decode("utf-8", "ignore").encode())
     if stray * 2 <= high:
         return UTF8
-    letters = sum(map(sample.lower().count, (bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyz")))
-    if high <= _WESTERN_SHARE * (high + letters):
+    letters = [character for character in sample.decode("cp1252", "ignore") if character.isalpha()]
+    if sum(map(str.isascii, letters)) >= (1 - _WESTERN_SHARE) * len(letters):
         return Encoding("cp1252")
     best = from_bytes(sample[: 1 << 16]).best()
     return Encoding(best.encoding if best else "cp1252")

@@ -81,7 +81,7 @@ def fit(column: Column, type: pa.DataType, name: str) -> tuple[pa.Array, dict[in
                 pieces.append(convert(column[row : row + 1], type))
             except _MISFITS:
                 pieces.append(pa.nulls(1, type))
-                misfits[row] = f"column {name!r}: {_show(column[row])} is not a value of type {type}"
+                misfits[row] = f"column {name!r}: {_show(plain_value(column, row))} is not a value of type {type}"
         return pa.concat_arrays(pieces), misfits
 
 
@@ -123,7 +123,15 @@ def plain(array: pa.Array) -> list[Any]:
         return [None if value is None else str(value.normalize()) for value in array.to_pylist()]
     if is_binary(type):
         return [None if value is None else value.hex() for value in array.to_pylist()]
-    return array.to_pylist()
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:  # strings that are none
+        return plain(array.cast(pa.large_binary()))
+
+
+def plain_value(column: Column, row: int) -> Any:
+    """One value as JSON knows it, whether it fits or not."""
+    return column[row] if isinstance(column, list) else plain(column[row : row + 1])[0]
 
 
 def _plain_lists(array: pa.Array) -> list[Any]:
@@ -172,13 +180,15 @@ def _fit_values(values: list[Any], type: pa.DataType) -> pa.Array:
 
 
 def _holds(type: pa.DataType, value: Any) -> bool:
-    """Whether the type has this kind of value; Arrow itself sees to ranges and to fractions."""
+    """Whether the type has this kind of value; Arrow itself sees to ranges."""
     if value is None:
         return True
     if is_textual(type):
         return isinstance(value, str)
     if kinds.is_boolean(type):
         return isinstance(value, bool)
+    if kinds.is_integer(type) and isinstance(value, float):
+        return value.is_integer()  # Arrow would cut off the fraction
     if kinds.is_integer(type) or kinds.is_floating(type):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kinds.is_decimal(type):
@@ -233,8 +243,5 @@ def _finer(first: str, second: str) -> str:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, pa.Scalar):
-        text = repr(value).partition(": ")[2].rstrip(">")
-    else:
-        text = json.dumps(value, default=str)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -45,7 +45,7 @@ class PromptEncoder:
     def encode(self, pieces: Sequence[Piece]) -> list[int]:
         """Token ids of the pieces, laid end to end."""
         text = "".join(piece.text for piece in pieces)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         expected = sum(len(self._pattern.findall(piece.text)) for piece in pieces if piece.trusted)
         if sum(map(self._special_ids.__contains__, ids)) > expected:
             ids = self._encode_apart(pieces)

@@ -1,0 +1,144 @@
+"""Types of kept columns, and what fits them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.corpus.kept import common, fit, infer, plain, settled
+
+BERLIN = pa.timestamp("ns", "Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    ("values", "type"),
+    [
+        ([None, 1, 2], pa.int64()),
+        ([1, 2.5], pa.float64()),
+        (["2024-05-01T10:00:00+02:00"], pa.string()),
+        ([2**64 - 1], pa.uint64()),
+        ([2**64], pa.null()),
+        ([1, "a"], pa.int64()),
+        (["a", 1], pa.string()),
+        ([{"a": 1}, {"b": "x"}], pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        ([["x"], []], pa.list_(pa.string())),
+        (["\ud83d"], pa.string()),
+        ([None], pa.null()),
+    ],
+)
+def test_types_of_json_values(values: list[Any], type: pa.DataType) -> None:
+    assert infer(values).equals(type)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (pa.int32(), pa.int64(), pa.int64()),
+        (pa.float32(), pa.float64(), pa.float64()),
+        (pa.int64(), pa.float64(), pa.float64()),
+        (pa.null(), pa.string(), pa.string()),
+        (pa.string(), pa.int64(), pa.string()),
+        (pa.string(), pa.binary(), pa.string()),
+        (pa.timestamp("us"), BERLIN, BERLIN),
+        (BERLIN, pa.timestamp("s", "UTC"), BERLIN),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string(), pa.string()),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.int64())),
+    ],
+)
+def test_types_of_two_files_are_joined_where_no_value_changes(
+    first: pa.DataType, second: pa.DataType, joined: pa.DataType
+) -> None:
+    assert common(first, second).equals(joined)
+
+
+def test_what_only_nulls_were_seen_of_is_written_as_text() -> None:
+    assert settled(pa.null()) == pa.string()
+    assert settled(pa.list_(pa.null())) == pa.list_(pa.string())
+    assert settled(pa.struct([("a", pa.null())])) == pa.struct([("a", pa.string())])
+    assert settled(BERLIN) == BERLIN
+
+
+@pytest.mark.parametrize(
+    ("values", "type", "expected"),
+    [
+        ([1, 2.0, None], pa.int64(), [1, 2, None]),
+        ([1, 2.5], pa.float64(), [1.0, 2.5]),
+        (["half \ud83d"], pa.string(), ["half \ufffd"]),
+        ([{"a": 1}], pa.struct([("a", pa.int64()), ("b", pa.string())]), [{"a": 1, "b": None}]),
+    ],
+)
+def test_values_that_fit_are_taken(values: list[Any], type: pa.DataType, expected: list[Any]) -> None:
+    array, misfits = fit(values, type, "c")
+    assert (array.type, array.to_pylist(), misfits) == (type, expected, {})
+
+
+@pytest.mark.parametrize(
+    ("bad", "type"),
+    [
+        ("a", pa.int64()),
+        (1, pa.string()),
+        (True, pa.int64()),
+        (True, pa.float64()),
+        (1, pa.bool_()),
+        (1.5, pa.int64()),
+        (2**63, pa.int64()),
+        (2**53 + 1, pa.float64()),
+        ({"a": 1, "new": 2}, pa.struct([("a", pa.int64())])),
+        ([1, "x"], pa.list_(pa.int64())),
+        ("yesterday", pa.timestamp("us")),
+    ],
+)
+def test_a_value_that_does_not_fit_is_reported_and_null(bad: Any, type: pa.DataType) -> None:
+    array, misfits = fit([None, bad], type, "c")
+    assert array.to_pylist() == [None, None]
+    assert list(misfits) == [1]
+    assert misfits[1].startswith("column 'c': ")
+    assert str(type) in misfits[1]
+
+
+def test_an_instant_is_never_lost() -> None:
+    naive = pa.array([0], pa.timestamp("s"))
+    array, misfits = fit(naive, BERLIN, "c")
+    assert (array.cast(pa.int64()).to_pylist(), misfits) == ([0], {})
+    array, misfits = fit(["2024-05-01T10:00:00+02:00"], pa.timestamp("s", "UTC"), "c")
+    assert (array.cast(pa.int64()).to_pylist(), misfits) == ([1714550400], {})
+    array, misfits = fit(pa.array([1], pa.timestamp("ns")), pa.timestamp("s"), "c")
+    assert (array.to_pylist(), list(misfits)) == ([None], [0])
+
+
+def test_columns_of_files_are_cast_only_where_the_meaning_stays() -> None:
+    assert fit(pa.array([1, 2**40]), pa.int32(), "c")[1].keys() == {1}
+    assert fit(pa.array([1]), pa.string(), "c")[1].keys() == {0}
+    assert fit(pa.array(["1"]), pa.int64(), "c")[1].keys() == {0}
+    assert fit(pa.array([b"\xff", b"a"]), pa.string(), "c")[0].to_pylist() == [None, "a"]
+
+
+def test_plain_values_are_the_same_for_every_unit_and_width() -> None:
+    def same(*arrays: pa.Array) -> bool:
+        return len({repr(plain(array)) for array in arrays}) == 1
+
+    assert same(pa.array([5, None], pa.int8()), pa.array([5, None], pa.uint64()))
+    assert same(pa.array([5], pa.timestamp("s")), pa.array([5 * 10**9], BERLIN))
+    assert same(pa.array([1], pa.date32()), pa.array([86_400_000], pa.date64()))
+    assert same(pa.array([Decimal("1.5")], pa.decimal128(5, 1)), pa.array([Decimal("1.50")], pa.decimal128(9, 2)))
+    assert same(pa.array(["a"]), pa.array(["a"]).dictionary_encode(), pa.array(["a"], pa.large_string()))
+
+
+def test_plain_values_of_nested_columns_are_exact() -> None:
+    times = pa.struct([("t", pa.list_(pa.timestamp("ns")))])
+    assert plain(pa.array([{"t": [1, None]}, None, {"t": []}, {"t": [7]}], times)) == [
+        {"t": [1, None]},
+        None,
+        {"t": []},
+        {"t": [7]},
+    ]
+    assert plain(pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8()))) == [
+        [{"key": "k", "value": 1}],
+        None,
+        [],
+    ]
+    assert plain(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2))[1:]) == [None, [3, 4]]
+    assert plain(pa.array([b"\xff", None])) == ["ff", None]

@@ -1,0 +1,168 @@
+"""The corpus as a whole: files that differ, columns that are missing, hashes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.corpus.listing import list_files
+from pipeline.corpus.readers import Corpus, RowRange
+from pipeline.errors import CorpusError
+from tests.corpus.reading import open_corpus, read_corpus, read_file, texts
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "message"),
+    [
+        ((), {}, "input.text: no input file has a column 'text'; a.jsonl has 'id', 'body'"),
+        ((), {"text": "body", "id": "no"}, "input.id: no input file has a column 'no'"),
+        ((), {"text": "body", "keep": ["no"]}, "input.keep: no input file has a column 'no'"),
+        (("headline",), {"text": "body"}, "prompt: no input file has a column 'headline'"),
+    ],
+)
+def test_a_column_that_no_file_has_is_a_mistake_in_the_job(
+    tmp_path: Path, fields: tuple[str, ...], settings: dict[str, Any], message: str
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 1, "body": "x"}])
+    corpus = open_corpus(tmp_path, fields, **settings)
+    with pytest.raises(CorpusError, match=message):
+        _ = corpus.kept_schema
+
+
+def test_a_column_that_one_file_lacks_costs_only_what_needs_it(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": 1, "text": "x", "n": 1, "head": "h"}])
+    write_lines(tmp_path / "b.jsonl", [{"text": "y"}])
+    write_lines(tmp_path / "c.jsonl", [{"id": 3, "n": 3}])
+    documents, kept = read_corpus(open_corpus(tmp_path, ("head", "text"), id="id", keep=["n"]), 3)
+    assert texts(documents) == ["x", "y", "text is empty"]
+    assert [dict(document.fields) for document in documents] == [
+        {"head": "h", "text": "x"},
+        {"head": "", "text": "y"},
+        {},
+    ]
+    assert [len(document.id) for document in documents] == [1, 32, 1]
+    assert kept == [{"n": 1}, {"n": None}, {"n": 3}]
+
+
+def test_an_empty_corpus_and_an_empty_file_have_a_schema_and_no_rows(tmp_path: Path) -> None:
+    assert open_corpus(tmp_path, keep=["n"]).kept_schema == pa.schema([("n", pa.string())])
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.parquet").touch()
+    corpus = open_corpus(tmp_path, keep=["n"])
+    assert corpus.kept_schema == pa.schema([("n", pa.string())])
+    assert read_corpus(corpus, 2) == ([], [])
+
+
+def test_types_of_json_come_from_the_first_rows_of_every_file(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "x", "n": None}, {"text": "x", "n": 1}])
+    write_lines(tmp_path / "b.jsonl", [{"text": "x", "n": 2.5}, {"text": "x", "n": "three"}])
+    corpus = open_corpus(tmp_path, keep=["n"])
+    documents, kept = read_corpus(corpus, 2)
+    assert corpus.kept_schema == pa.schema([("n", pa.float64())])
+    assert kept == [{"n": None}, {"n": 1.0}, {"n": 2.5}, {"n": None}]
+    assert [document.error for document in documents] == [None] * 3 + [
+        "column 'n': \"three\" is not a value of type double"
+    ]
+
+
+def test_a_time_with_a_zone_beside_one_without_keeps_its_instant(tmp_path: Path) -> None:
+    berlin = dt.timezone(dt.timedelta(hours=2))
+    zoned = pa.array([dt.datetime(2024, 5, 1, 10, tzinfo=berlin)], pa.timestamp("us", "+02:00"))
+    naive = pa.array([dt.datetime(2024, 5, 1, 10)], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["x"], "published_at": zoned}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"text": ["x"], "published_at": naive}), tmp_path / "a.parquet")
+    corpus = open_corpus(tmp_path, keep=["published_at"])
+    assert corpus.kept_schema.field(0).type == pa.timestamp("us", "+02:00")
+    instants = [row["published_at"].astimezone(dt.UTC).hour for row in read_corpus(corpus, 2)[1]]
+    assert instants == [10, 8]
+
+
+def test_times_in_json_stay_the_strings_they_are(tmp_path: Path) -> None:
+    stamps = ["2024-05-01T10:00:00+02:00", "2024-05-01T10:00:00"]
+    for name, stamp in zip("ab", stamps, strict=True):
+        write_lines(tmp_path / f"{name}.jsonl", [{"text": "x", "published_at": stamp}])
+    assert [row["published_at"] for row in read_corpus(open_corpus(tmp_path, keep=["published_at"]), 2)[1]] == stamps
+
+
+def test_prompt_fields_are_cleaned_text_whatever_their_type(tmp_path: Path) -> None:
+    row = {"text": "x", "n": 5, "f": 1.5, "yes": True, "list": ["é", 1], "none": None, "s": "a\r\nb\x00"}
+    names = ("n", "f", "yes", "list", "none", "s")
+    write_lines(tmp_path / "a.jsonl", [row])
+    (document,) = read_corpus(open_corpus(tmp_path, names), 1)[0]
+    assert dict(document.fields) == {
+        "n": "5", "f": "1.5", "yes": "true", "list": '["é", 1]', "none": "", "s": "a\nb"
+    }  # fmt: skip
+    table = pa.table({"text": ["x"], "day": [dt.date(2024, 5, 1)], "at": pa.array([1], pa.timestamp("ns", "UTC"))})
+    pq.write_table(table, tmp_path / "b.parquet")
+    document = read_corpus(open_corpus(tmp_path / "b.parquet", ("day", "at")), 1)[0][0]
+    assert dict(document.fields) == {"day": "2024-05-01", "at": "1970-01-01 00:00:00.000000001Z"}
+
+
+def hashes(path: Path, fields: tuple[str, ...] = (), **settings: Any) -> list[str]:
+    return [document.doc_hash for document in read_corpus(open_corpus(path, fields, **settings), 1)[0]]
+
+
+def test_the_hash_is_of_text_fields_and_kept_columns_in_any_format(tmp_path: Path) -> None:
+    rows = [{"id": n, "text": f"t{n}", "head": "h", "n": n, "other": n} for n in range(600)]
+    write_lines(tmp_path / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)
+    settings: dict[str, Any] = {"fields": ("head",), "keep": ["n"], "id": "id"}
+    lines = hashes(tmp_path / "a.jsonl", **settings)
+    assert hashes(tmp_path / "a.parquet", **settings) == lines
+    assert len(set(lines)) == 600
+    assert all(len(hash) == 32 and int(hash, 16) >= 0 for hash in lines)
+    write_lines(tmp_path / "b.jsonl", [{**row, "id": "z", "other": 0, "text": f"{row['text']}\r\n"} for row in rows])
+    assert hashes(tmp_path / "b.jsonl", **settings) == lines
+    for change in ({"text": "new"}, {"head": "new"}, {"n": -1}):
+        write_lines(tmp_path / "c.jsonl", [{**rows[0], **change}])
+        assert hashes(tmp_path / "c.jsonl", **settings)[0] != lines[0]
+
+
+def test_values_that_can_not_be_used_are_in_the_hash(tmp_path: Path) -> None:
+    rows = [{"text": "x", "n": 1}, {"text": "x", "n": "a" * 100 + "1"}, {"text": "x", "n": "a" * 100 + "2"}]
+    write_lines(tmp_path / "a.jsonl", [*rows, {"text": 1, "n": 1}, {"text": 2, "n": 1}])
+    assert len(set(hashes(tmp_path / "a.jsonl", keep=["n"]))) == 5
+
+
+def test_rows_that_are_gone_since_the_plan_are_error_rows(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "x"}, {"text": "y"}])
+    corpus = open_corpus(tmp_path)
+    documents = [document for batch in corpus.read([RowRange(0, 1, 4)]) for document in batch.documents]
+    assert texts(documents)[0] == "y"
+    assert [document.error is None for document in documents] == [True, False, False]
+    assert "a.jsonl, row 4: the row is gone" in str(documents[2].error)
+    assert len({document.id for document in documents}) == 3
+
+
+def test_the_schema_of_a_plan_is_taken_without_looking_at_files(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "x", "n": 1}])
+    corpus = open_corpus(tmp_path, keep=["n"])
+    planned = Corpus(corpus._input, (), list_files(corpus._input), pa.schema([("n", pa.int8())]))  # type: ignore[arg-type]
+    assert planned.kept_schema == pa.schema([("n", pa.int8())])
+    assert next(planned.read([RowRange(0, 0, 1)])).kept.schema == pa.schema([("n", pa.int8())])
+    assert (corpus.id_column, open_corpus(tmp_path, id="n").id_column) == ("id", "n")
+
+
+def test_identical_articles_under_different_ids_are_two_documents(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"id": "a", "text": "wire copy"}, {"id": "b", "text": "wire copy"}])
+    first, second = read_file(tmp_path / "a.jsonl", id="id")
+    assert first.id != second.id
+    assert first.doc_hash == second.doc_hash
+
+
+def test_a_long_file_is_read_in_small_batches(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"text": "x" * 100_000}] * 300)
+    corpus = open_corpus(tmp_path)
+    sizes = [len(batch.documents) for batch in corpus.read([RowRange(0, 0, 300)])]
+    assert sum(sizes) == 300
+    assert max(sizes) < 100
