@@ -30,16 +30,15 @@ ROWS_AHEAD = 256  # prompts made before the engine wants them
 REPORT_SECONDS = 0.25
 
 Report = Callable[[Progress], None]
-Prompt = list[int] | PromptError
 
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A document with its prompts, by task; `kept` comes with the first row of every batch."""
+    """A document with a request per task, or why there is none; `kept` comes with the first row of a batch."""
 
     shard: Shard
     document: Document
-    prompts: Mapping[str, Prompt]
+    requests: Mapping[str, Request | PromptError]
     kept: pa.RecordBatch | None
 
 
@@ -105,7 +104,7 @@ class Answerer:
             for batch in self.corpus.read(shard.ranges):
                 kept: pa.RecordBatch | None = batch.kept
                 for document in batch.documents:
-                    yield PreparedRow(shard, document, self._prompts(document), kept)
+                    yield PreparedRow(shard, document, self._requests(document), kept)
                     kept = None
             self._refuse_changed_files(shard)
 
@@ -116,10 +115,17 @@ class Answerer:
             if not is_current(file):
                 raise Stopped(f"{file.path} changed while it was read; run the same command again to plan it anew")
 
-    def _prompts(self, document: Document) -> Mapping[str, Prompt]:
+    def _requests(self, document: Document) -> Mapping[str, Request | PromptError]:
         if document.error is not None:
             return {}
-        return {task: _prompt(prompter, document) for task, prompter in self.prompters.items()}
+        return {task: self._request(task, document) for task in self.prompters}
+
+    def _request(self, task: str, document: Document) -> Request | PromptError:
+        try:
+            prompt = self.prompters[task].render(document)
+        except PromptError as error:
+            return error
+        return Request(request_key(self.plan.fingerprint, task, prompt), prompt, self.sampling[task])
 
 
 class Desk:
@@ -172,20 +178,18 @@ class Desk:
         row = shard.rows.add(item.document)
         if item.document.error is not None:
             self._row_done(shard)
-        for task, prompt in item.prompts.items():
+        for task, request in item.requests.items():
             place = Place(shard, row, task)
-            if isinstance(prompt, PromptError):
-                self._settle(shard, shard.rows.fail(row, task, str(prompt)))
-                continue
-            key = request_key(self.answerer.plan.fingerprint, task, prompt)
-            if key in self.answered:
-                self._fill(place, self.answered[key])
-            elif key in self.awaited:
-                self.awaited[key].append(place)
+            if isinstance(request, PromptError):
+                self._settle(shard, shard.rows.fail(row, task, str(request)))
+            elif request.key in self.answered:
+                self._fill(place, self.answered[request.key])
+            elif request.key in self.awaited:
+                self.awaited[request.key].append(place)
             else:
-                self.awaited[key] = [place]
-                shard.keys.append(key)
-                yield Request(key, prompt, self.answerer.sampling[task])
+                self.awaited[request.key] = [place]
+                shard.keys.append(request.key)
+                yield request
 
     def _shard_in_hand(self, shard: Shard) -> ShardInHand:
         if shard.index not in self.open:
@@ -227,10 +231,3 @@ class Desk:
             self.report(self.unreported)
             self.unreported = Progress()
             self.reported_at = now
-
-
-def _prompt(prompter: Prompter, document: Document) -> Prompt:
-    try:
-        return prompter.render(document)
-    except PromptError as error:
-        return error

@@ -39,7 +39,7 @@ class Prefetched(Generic[Item]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        self._thread.join()
+        self._thread.join(10 * CLOSING_SECONDS)  # one that waits for its source ends when that answers
 
     def poll(self) -> Item | None:
         """The next item if there is one now; None otherwise, and for ever once `ended`."""

@@ -8,10 +8,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jobs.run import Models
@@ -144,3 +148,31 @@ def local(engine: StubEngine | None = None) -> LocalExecutor:
         return chosen
 
     return LocalExecutor(same, lambda work: ByteTokenizer())
+
+
+def write_stories(folder: Path, name: str, start: int, stop: int, **changed: str) -> None:
+    """Stories `start` to `stop` as `folder`/in/`name`; `changed` gives another body to a story, `n17="…"`."""
+    (folder / "in").mkdir(parents=True, exist_ok=True)
+    numbers = range(start, stop)
+    noon = datetime(2024, 5, 17, 12, tzinfo=UTC)
+    table = pa.table(
+        {
+            "doc_id": [f"{n:05d}" for n in numbers],
+            "body": [changed.get(f"n{n}", f"story {n}") for n in numbers],
+            "title": [f"Title [{n}]" for n in numbers],
+            "published_at": pa.array([noon for _ in numbers], pa.timestamp("us", "Europe/Paris")),
+        }
+    )
+    pq.write_table(table, folder / "in" / name)
+
+
+def expected(*spans: tuple[int, int]) -> dict[str, str]:
+    """Id → answer of the stories that `write_stories` wrote."""
+    return {f"{n:05d}": answer_to(f"Say: story {n}") for start, stop in spans for n in range(start, stop)}
+
+
+def answers(folder: Path) -> dict[str, str]:
+    """Id → answer as an analyst reads them; no id may be there twice."""
+    frame = pd.read_parquet(folder / "out")
+    assert frame["doc_id"].is_unique, sorted(frame["doc_id"][frame["doc_id"].duplicated()])
+    return dict(zip(frame["doc_id"], frame["summary"], strict=True))

@@ -1,0 +1,126 @@
+"""Starts drivers that can be killed for real, without paying for imports each time.
+
+A process that has imported everything and forks a driver per request. Requests and replies are lines of JSON:
+`{"folder", "die_at", "fresh", "seconds"}` → `{"pid"}`, and `{"wait": pid}` → `{"code"}` (negative: a signal).
+With `die_at` k a driver kills itself with SIGKILL right before its k-th call that changes the file system; how
+many there were is left in `folder`/calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANGES = ("fsync", "link", "replace", "unlink", "mkdir")
+
+
+class Zygote:
+    """The test's side."""
+
+    def __enter__(self) -> Self:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.zygote"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def start(
+        self, folder: Path, die_at: int = 0, fresh: bool = False, seconds: float = 0.0
+    ) -> int:
+        """The pid of a new driver."""
+        request = {"folder": str(folder), "die_at": die_at, "fresh": fresh, "seconds": seconds}
+        return int(self._ask(request)["pid"])
+
+    def wait(self, pid: int) -> int:
+        """Its exit code; minus the signal that killed it."""
+        return int(self._ask({"wait": pid})["code"])
+
+    def run(self, folder: Path, die_at: int = 0, fresh: bool = False, seconds: float = 0.0) -> int:
+        return self.wait(self.start(folder, die_at, fresh, seconds))
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        reply: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return reply
+
+
+def serve() -> None:
+    """The zygote's side: single-threaded, so that forking is safe."""
+    from jobs.run import execute  # noqa: F401  paid for once
+    from tests.stub_engine import StubEngine  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            reply = {"code": os.waitstatus_to_exitcode(status)}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                os._exit(drive(request))
+            reply = {"pid": pid}
+        print(json.dumps(reply), flush=True)
+
+
+def drive(request: dict[str, Any]) -> int:
+    """One run of the command, as a process of its own."""
+    from jobs.run import execute
+    from pipeline.errors import NightdeskError
+    from tests.stub_engine import StubEngine, job, local, stub_models
+
+    folder = Path(request["folder"])
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    calls = count_changes(request["die_at"])
+    engine = StubEngine(seconds=request["seconds"])
+    try:
+        code = execute(job(folder), fresh=request["fresh"], executor=local(engine), models=stub_models())
+    except NightdeskError as error:
+        print(error, file=sys.stderr)
+        code = error.exit_code
+    sys.stdout.flush()
+    (folder / "calls").write_text(str(next(calls) - 1))
+    return code
+
+
+def count_changes(die_at: int) -> itertools.count[int]:
+    """Count calls that change the file system, and die right before number `die_at` (never: 0)."""
+    calls = itertools.count(1)
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return counted
+
+    for name in CHANGES:
+        setattr(os, name, wrapped(getattr(os, name)))
+    return calls
+
+
+if __name__ == "__main__":
+    serve()
