@@ -56,7 +56,7 @@ class PromptEncoder:
         """Where a token of the text ends and no other goes on, in characters, ascending."""
         offsets = self._backend.encode(text, add_special_tokens=False).offsets
         following = [start for start, _ in offsets[1:]] + [len(text)]
-        ends = (end for (_, end), start in zip(offsets, following, strict=True) if end <= start)
+        ends = (end for (_, end), start in zip(offsets, following, strict=False) if end <= start)
         return list(dict.fromkeys(ends))
 
     def _leading(self) -> list[int]:
