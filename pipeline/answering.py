@@ -43,10 +43,20 @@ class PreparedRow:
 
 
 @dataclass(frozen=True)
+class ReadShard:
+    """All rows of a shard have been read, from files that are still what they were when it was planned."""
+
+    shard: Shard
+
+
+@dataclass(frozen=True)
 class SkippedShard:
     """A shard that another run has published meanwhile."""
 
     shard: Shard
+
+
+Prepared = PreparedRow | ReadShard | SkippedShard
 
 
 @dataclass
@@ -55,6 +65,7 @@ class ShardInHand:
 
     rows: ShardRows
     started: float
+    is_read: bool = False
     counts: Progress = field(default_factory=Progress)
     keys: list[str] = field(default_factory=list)  # requests made for it, whose answers are kept until it is done
 
@@ -90,13 +101,13 @@ class Answerer:
 
     def run(self, shards: Iterable[Shard], report: Report) -> None:
         """Publish every shard. `report` is told increments, a few times a second."""
-        with Prefetched(self._prepared(iter(shards)), ROWS_AHEAD) as prepared:
+        with Prefetched(self._prepared(shards), ROWS_AHEAD) as prepared:
             desk = Desk(self, prepared, report)
             for completion in self.engine.stream(desk.requests()):
                 desk.deliver(completion)
             desk.close()
 
-    def _prepared(self, shards: Iterator[Shard]) -> Iterator[PreparedRow | SkippedShard]:
+    def _prepared(self, shards: Iterable[Shard]) -> Iterator[Prepared]:
         for shard in shards:
             if self.output.is_published(self.plan, shard):
                 yield SkippedShard(shard)
@@ -107,6 +118,7 @@ class Answerer:
                     yield PreparedRow(shard, document, self._requests(document), kept)
                     kept = None
             self._refuse_changed_files(shard)
+            yield ReadShard(shard)
 
     def _refuse_changed_files(self, shard: Shard) -> None:
         """Stopped if a file is not what was planned any more: what was just read of it must not be published."""
@@ -132,7 +144,7 @@ class Desk:
     """The shards in hand of one `Answerer.run`: which answers are awaited, and where they go."""
 
     def __init__(
-        self, answerer: Answerer, prepared: Prefetched[PreparedRow | SkippedShard], report: Report
+        self, answerer: Answerer, prepared: Prefetched[Prepared], report: Report
     ) -> None:
         self.answerer = answerer
         self.prepared = prepared
@@ -153,6 +165,10 @@ class Desk:
                 yield None
             elif isinstance(item, SkippedShard):
                 self._count(Progress(rows_done=item.shard.rows, shards_done=1))
+            elif isinstance(item, ReadShard):
+                shard = self._shard_in_hand(item.shard)
+                shard.is_read = True
+                self._publish_if_complete(shard)
             else:
                 yield from self._requests_of(item)
 
@@ -211,11 +227,12 @@ class Desk:
         done = Progress(rows_done=1, error_rows=errors)
         shard.counts += done
         self._count(done)
-        if shard.rows.incomplete == 0:
-            self._publish(shard)
+        self._publish_if_complete(shard)
 
-    def _publish(self, shard: ShardInHand) -> None:
+    def _publish_if_complete(self, shard: ShardInHand) -> None:
         rows = shard.rows
+        if rows.incomplete or not shard.is_read:
+            return
         del self.open[rows.shard.index]
         for key in shard.keys:
             self.answered.pop(key, None)

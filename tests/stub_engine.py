@@ -70,13 +70,17 @@ class StubModel:
 
 
 class StubEngine:
-    """Keeps `slots` requests in flight and finishes them out of order, each after `seconds`."""
+    """Keeps `slots` requests in flight and finishes them out of order, each after `seconds`.
 
-    def __init__(self, slots: int = 8, seconds: float = 0.0) -> None:
+    A patient one waits for the next document, a second at most, before it finishes anything.
+    """
+
+    def __init__(self, slots: int = 8, seconds: float = 0.0, patient: bool = False) -> None:
         self.slots = slots
         self.seconds = seconds
-        self.seen: list[Request] = []
-        self.most_in_flight = 0
+        self.patience = 1.0 if patient else 0.0
+        self.prompts: list[str] = []  # in the order in which they came
+        self.in_flight: list[int] = []  # whenever one finishes
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         source = iter(requests)
@@ -84,19 +88,23 @@ class StubEngine:
         running: list[Request] = []
         exhausted = False
         while True:
+            until = time.monotonic() + self.patience
             while not exhausted and len(running) < self.slots:
                 try:
                     request = next(source)
                 except StopIteration:
                     exhausted = True
                     break
+                if request is None and time.monotonic() < until:
+                    time.sleep(0.0005)
+                    continue
                 if request is None:
                     break
                 assert request.key not in {other.key for other in running}, "one key twice in flight"
-                self._see(request)
+                self.prompts.append(bytes(request.prompt_token_ids).decode())
                 running.append(request)
-            self.most_in_flight = max(self.most_in_flight, len(running))
             if running:
+                self.in_flight.append(len(running))
                 if self.seconds:
                     time.sleep(self.seconds)
                 yield completion(running.pop(order.randrange(len(running))))
@@ -104,9 +112,6 @@ class StubEngine:
                 return
             else:
                 time.sleep(0.0005)
-
-    def _see(self, request: Request) -> None:
-        self.seen.append(request)
 
 
 def completion(request: Request) -> Completion:
