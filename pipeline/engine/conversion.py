@@ -12,9 +12,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+import gguf as gguf_package
 import torch
 from transformers import (
     AutoConfig,
@@ -89,23 +90,33 @@ def _save_description(gguf: Path, folder: Path) -> None:
 
 
 def _save_weights(gguf: Path, description: Path, dtype: torch.dtype, folder: Path) -> None:
-    # The only progress bar of transformers that its own switch does not reach.
-    bar = modeling_gguf_pytorch_utils.tqdm
-    modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=True)
-    try:
-        with quiet(), _readable(gguf):
-            model = AutoModelForCausalLM.from_pretrained(
-                str(gguf.parent),
-                gguf_file=gguf.name,
-                dtype=dtype,
-                quantization_config=GgufConfig(dequantize=True),
-            )
-            model.save_pretrained(folder)
-    finally:
-        modeling_gguf_pytorch_utils.tqdm = bar
+    with quiet(), _swift_and_silent(), _readable(gguf):
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent),
+            gguf_file=gguf.name,
+            config=AutoConfig.from_pretrained(str(description)),
+            dtype=dtype,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        model.save_pretrained(folder)
     for file in description.iterdir():
-        if not (folder / file.name).exists():
+        if file.name != "config.json":  # the saved one, which knows the dtype, stays
             shutil.copyfile(file, folder / file.name)
+
+
+@contextmanager
+def _swift_and_silent() -> Iterator[None]:
+    """Two things about transformers' reader of GGUF that no option reaches, for as long as a conversion runs.
+
+    It shows a progress bar, and it builds the same table of tensor names anew for every module of the model.
+    """
+    reader = modeling_gguf_pytorch_utils
+    bar, table = reader.tqdm, gguf_package.get_tensor_name_map
+    reader.tqdm, gguf_package.get_tensor_name_map = partial(bar, disable=True), cache(table)
+    try:
+        yield
+    finally:
+        reader.tqdm, gguf_package.get_tensor_name_map = bar, table
 
 
 @contextmanager
@@ -113,6 +124,8 @@ def _readable(gguf: Path) -> Iterator[None]:
     """Turns what the readers raise over a damaged or unknown file into one line about that file."""
     try:
         yield
-    except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # the tokenizer's builder raises this very class
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{gguf}: cannot be read as a GGUF model: {reason}") from error
