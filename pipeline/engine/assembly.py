@@ -1,0 +1,157 @@
+"""Turns a job's target, draft and decoding sections into the parts that decode.
+
+What every worker of a replica must agree on (`Setup`) is worked out once, without loading any weights, so that
+each worker can load its own part and the scheduler's process none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.decode import Decoder, Drafter, Verifier
+from pipeline.engine.checkpoint import Checkpoint, resolve
+from pipeline.engine.drafters.model import ModelDrafter
+from pipeline.engine.drafters.ngram import NgramDrafter
+from pipeline.engine.runner import Runner
+from pipeline.engine.verifier import TargetVerifier
+from pipeline.errors import ConfigError, ModelError
+from pipeline.scheduler import Limits, Scheduler
+
+if TYPE_CHECKING:
+    from pipeline.config import DraftConfig, JobConfig
+
+DRAFT_TOKENS = 4  # `draft_tokens: auto`: a block of five costs little more than one token on most machines
+BATCH = {"cpu": 16, "cuda": 64}  # `batch: auto`: sequences at once
+PREFILL_CHUNK = {"cpu": 256, "cuda": 2048}  # prompt tokens per step
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the workers of one replica agree on."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    limits: Limits
+    eos: tuple[int, ...]
+    device: str
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids below this may be proposed and drawn."""
+        assert self.limits.vocabulary is not None
+        return self.limits.vocabulary
+
+
+def agree(config: JobConfig) -> Setup:
+    """Work out a replica's setup. ModelError or ConfigError where target and draft do not fit together."""
+    target = resolve(config.target.model)
+    draft_config = drafting(config)
+    draft = None
+    if draft_config is not None and draft_config.kind == "model":
+        assert draft_config.model is not None
+        draft = resolve(draft_config.model)
+        check_same_tokenizer(target, draft)
+    device = "cuda" if config.target.gpus and torch.cuda.is_available() else "cpu"
+    if config.target.gpus and device == "cpu":
+        raise ConfigError("target.gpus: no CUDA device here; set it to 0 to run on the processor")
+    decoding = config.decoding
+    context = target.context_limit()
+    if decoding.context != "auto":
+        if decoding.context > context:
+            raise ConfigError(f"decoding.context: {decoding.context} is more than the model's {context} tokens")
+        context = decoding.context
+    vocabulary = _vocabulary(target) if draft is None else min(_vocabulary(target), _vocabulary(draft))
+    draft_tokens = DRAFT_TOKENS if decoding.draft_tokens == "auto" else decoding.draft_tokens
+    limits = Limits(
+        slots=BATCH[device] if decoding.batch == "auto" else decoding.batch,
+        context=context,
+        draft_tokens=0 if draft_config is None else draft_tokens,
+        prefill_chunk=PREFILL_CHUNK[device],
+        vocabulary=vocabulary,
+        draft_context=None if draft is None else draft.context_limit(),
+    )
+    return Setup(target, draft, limits, target.eos_ids(), device)
+
+
+def drafting(config: JobConfig) -> DraftConfig | None:
+    """The job's drafter, or None for plain decoding."""
+    chosen = config.draft[0] if config.draft else None
+    return None if chosen is None or chosen.kind == "none" or config.decoding.draft_tokens == 0 else chosen
+
+
+def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
+    """ModelError with the first token that target and draft number differently."""
+    ours, theirs = ({i: token for token, i in c.tokenizer().get_vocab().items()} for c in (target, draft))
+    if ours == theirs:
+        return
+    first = next(i for i in range(max(*ours, *theirs) + 1) if ours.get(i) != theirs.get(i))
+    raise ModelError(
+        f"draft.model: {draft.name} has another tokenizer than {target.name}: token {first} is "
+        f"{theirs.get(first)!r} there and {ours.get(first)!r} here; choose a draft of the same family"
+    )
+
+
+def load_verifier(config: JobConfig, setup: Setup) -> TargetVerifier:
+    """Load the target."""
+    limits = setup.limits
+    return TargetVerifier(
+        Runner.load(setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary)
+    )
+
+
+def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
+    """Load the drafter, if the job has one."""
+    chosen, limits = drafting(config), setup.limits
+    if chosen is None:
+        return None
+    if setup.draft is None:
+        return NgramDrafter(limits.slots)
+    assert limits.draft_context is not None
+    context = min(limits.context, limits.draft_context)
+    device = "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
+    runner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, setup.vocabulary)
+    sampling = "greedy" if chosen.sampling == "greedy" else "sample"
+    return ModelDrafter(runner, chosen.support, sampling, limits.prefill_chunk)  # type: ignore[arg-type]
+
+
+def make_decoder(
+    config: JobConfig, setup: Setup, verifier: Verifier, drafter: Drafter | None, salt: int = 0
+) -> Decoder:
+    """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5)."""
+    limits = setup.limits if drafter is not None else replace(setup.limits, draft_tokens=0)
+    scheduler = Scheduler(
+        limits,
+        setup.eos,
+        config.seed,
+        salt,
+        drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
+        draft_chunk=None if drafter is None else drafter.chunk,
+    )
+    return Decoder(scheduler, verifier, drafter, Detokenizer(setup.target.tokenizer()))
+
+
+class Detokenizer:
+    """Token ids to text, special tokens left out; never ends in half a character."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, ids: list[int]) -> str:
+        """The text of generated tokens; bytes of a character that was never finished are dropped."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text.rstrip("\ufffd")
+
+
+def set_threads(threads: int) -> None:
+    """Bound torch's threads in this process."""
+    torch.set_num_threads(threads)
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    """Ids that stand for a token: the embedding matrix may be padded beyond them."""
+    return min(len(checkpoint.tokenizer()), int(checkpoint.config().vocab_size))

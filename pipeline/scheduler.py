@@ -1,0 +1,364 @@
+"""Decides what the next step computes, and is the only one to change sequences.
+
+`plan()` admits waiting requests into free slots and says, for every running sequence, which tokens to feed and
+how many to draft; `apply()` takes the verdict in. No clock, no threads, no I/O, no models: the same object runs
+in one process, under Ray, and in simulations.
+
+Admission is by reservation: a sequence's slot holds its prompt and all it may generate, so nothing is ever
+preempted. One rule feeds everything (`tokens[cached:]`): prompts in chunks, the pending token of a running
+sequence, the tail after a fully accepted block, and the whole prefix after a worker was lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyRequest
+from pipeline.randomness import philox_key
+from pipeline.records import Completion, CompletionStats, FinishReason, Request
+from pipeline.sequence import Sequence
+
+SHORTEST_COPY = 8  # tokens; a shorter common prefix is cheaper to compute again than to copy
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a replica can hold and how it cuts its work; lengths in tokens."""
+
+    slots: int  # sequences at once
+    context: int  # prompt + generated
+    draft_tokens: int  # drafted per sequence and step; 0 is plain decoding
+    prefill_chunk: int = 256  # prompt tokens per step, over all sequences, so that running ones do not wait
+    vocabulary: int | None = None  # ids from here on are refused in prompts
+    draft_context: int | None = None  # where the drafter's own context ends; longer sequences go on without it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step. A feed covers `tokens[start:end]` of each model; empty: not fed."""
+
+    sequence: Sequence
+    target_start: int
+    target_end: int
+    draft_start: int
+    draft_end: int
+    wanted: int  # tokens to draft
+
+    @property
+    def draft_fed(self) -> int:
+        """Tokens fed to the drafter."""
+        return self.draft_end - self.draft_start
+
+    @property
+    def final(self) -> bool:
+        """The target is fed up to the last token, so that a verdict can follow."""
+        return self.target_end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: its rows, and what workers must hear of before it."""
+
+    rows: tuple[Row, ...]
+    target_copies: tuple[PrefixCopy, ...]
+    draft_copies: tuple[PrefixCopy, ...]
+
+    def draft_request(self) -> DraftRequest | None:
+        """What the drafter is asked; None where no row involves it."""
+        rows = self._drafted_rows()
+        if not rows:
+            return None
+        return DraftRequest(
+            feed=_feed(rows, [r.draft_start for r in rows], [r.draft_end for r in rows]),
+            openings=tuple(r.sequence.opening for r in rows if not r.sequence.draft_opened),
+            copies=self.draft_copies,
+            wanted=np.array([r.wanted for r in rows], dtype=np.int64),
+            starts=np.array([r.sequence.generated for r in rows], dtype=np.int64),
+        )
+
+    def verify_request(self, drafted: Proposal | None) -> VerifyRequest:
+        """What the target is asked: every row, with its part of what the drafter answered."""
+        rows = self.rows
+        return VerifyRequest(
+            feed=_feed(rows, [r.target_start for r in rows], [r.target_end for r in rows]),
+            openings=tuple(r.sequence.opening for r in rows if not r.sequence.target_opened),
+            copies=self.target_copies,
+            final=np.array([r.final for r in rows]),
+            starts=np.array([r.sequence.generated for r in rows], dtype=np.int64),
+            proposal=self._spread(drafted),
+        )
+
+    def _drafted_rows(self) -> tuple[Row, ...]:
+        return tuple(r for r in self.rows if r.draft_fed)
+
+    def _spread(self, drafted: Proposal | None) -> Proposal:
+        """A proposal over the drafted rows as one over all rows, length 0 elsewhere."""
+        if drafted is None:
+            return empty_proposal(len(self.rows))
+        place = np.array([i for i, r in enumerate(self.rows) if r.draft_fed], dtype=np.int64)
+        if len(place) == len(self.rows):
+            return drafted
+        full = empty_proposal(len(self.rows), *drafted.support_ids.shape[1:])
+        for field in ("tokens", "lengths", "support_ids", "support_probs"):
+            getattr(full, field)[place] = getattr(drafted, field)
+        return full
+
+
+def empty_proposal(rows: int, positions: int = 0, support: int = 1) -> Proposal:
+    """A proposal in which no row has a drafted token."""
+    return Proposal(
+        tokens=np.full((rows, positions), -1, dtype=np.int64),
+        lengths=np.zeros(rows, dtype=np.int64),
+        support_ids=np.full((rows, positions, support), -1, dtype=np.int64),
+        support_probs=np.zeros((rows, positions, support), dtype=np.float32),
+    )
+
+
+def _feed(rows: Iterable[Row], starts: list[int], ends: list[int]) -> Feed:
+    rows = tuple(rows)
+    fed = [token for r, a, b in zip(rows, starts, ends, strict=True) for token in r.sequence.tokens[a:b]]
+    return Feed(
+        sequences=np.array([r.sequence.handle for r in rows], dtype=np.int64),
+        slots=np.array([r.sequence.slot for r in rows], dtype=np.int64),
+        cached=np.array(starts, dtype=np.int64),
+        lengths=np.array(ends, dtype=np.int64) - np.array(starts, dtype=np.int64),
+        tokens=np.array(fed, dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Whose tokens a slot holds, for sharing prefixes; it outlives the sequence until the slot is reused."""
+
+    tokens: list[int]
+    target: int = 0  # leading tokens valid in the target's cache
+    draft: int = 0
+
+
+class Scheduler:
+    """Sequences in slots, requests in a queue, and the step that comes next."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        eos: Iterable[int],
+        seed: int,
+        salt: int = 0,
+        drafter_keeps_proposals: bool = True,
+        draft_chunk: int | None = None,
+    ) -> None:
+        """`drafter_keeps_proposals`: the drafter's cache holds its own drafted tokens but the last, as a model's does.
+
+        `draft_chunk` bounds the tokens fed to the drafter per step beside the running rows' own; None: no bound.
+        """
+        self.limits = limits
+        self.eos = frozenset(eos)
+        self.seed = seed
+        self.salt = salt
+        self.drafter_keeps_proposals = drafter_keeps_proposals
+        self.draft_chunk = draft_chunk
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.residents = [Resident([]) for _ in range(limits.slots)]
+        self.free = list(range(limits.slots))
+        self.rejected: list[tuple[Request, Completion]] = []
+        self._handles = 0
+
+    # requests in
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that can't be decoded is answered with an error by the next `take_rejected`."""
+        problem = self._problem(request)
+        if problem is not None:
+            self.rejected.append((request, failed(request, problem)))
+            return
+        self._handles += 1
+        prompt, params = len(request.prompt_token_ids), request.params
+        key = philox_key(self.seed, self.salt, request.key, 0)
+        self.waiting.append(
+            Sequence(
+                handle=self._handles,
+                request=request,
+                opening=Opening(self._handles, key, params),
+                limit=min(prompt + params.max_new_tokens, self.limits.context),
+            )
+        )
+
+    def take_rejected(self) -> list[tuple[Request, Completion]]:
+        """Answers to the requests that were refused since the last call."""
+        rejected, self.rejected = self.rejected, []
+        return rejected
+
+    def _problem(self, request: Request) -> str | None:
+        tokens = request.prompt_token_ids
+        if not tokens:
+            return "the prompt has no tokens"
+        if len(tokens) >= self.limits.context:
+            return f"the prompt has {len(tokens)} tokens, the context {self.limits.context}: no room for an answer"
+        if request.params.max_new_tokens < 1:
+            return f"max_new_tokens is {request.params.max_new_tokens}: it must be at least 1"
+        bound = self.limits.vocabulary
+        if min(tokens) < 0 or (bound is not None and max(tokens) >= bound):
+            return f"the prompt has a token id outside 0..{bound}"
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self.running and not self.waiting
+
+    # a step
+
+    def plan(self, drafting: bool = True) -> Plan | None:
+        """What to compute next; None when idle. With `drafting` false the drafter is left out of the step."""
+        self._admit()
+        if not self.running:
+            return None
+        drafting = drafting and self.limits.draft_tokens > 0
+        residents = list(self.residents)  # as they will be when the plan's copies are made, one by one
+        target_copies: list[PrefixCopy] = []
+        draft_copies: list[PrefixCopy] = []
+        rows = []
+        budget, draft_budget = self.limits.prefill_chunk, self.draft_chunk
+        for sequence in self.running:
+            start, draft_start = sequence.target_cached, sequence.draft_cached
+            decoding = sequence.generated > 0 and len(sequence.tokens) - start <= self.limits.draft_tokens + 2
+            if not decoding and budget <= 0:
+                continue
+            if start == 0:
+                start = self._share(sequence, "target", residents, len(sequence.tokens) - 1, target_copies)
+                if drafting:  # the drafter follows the target's feeds and is never ahead of them
+                    draft_start = self._share(sequence, "draft", residents, start, draft_copies)
+                residents[sequence.slot] = Resident(sequence.tokens, start, draft_start)
+            end = len(sequence.tokens) if decoding else min(len(sequence.tokens), start + budget)
+            row = self._row(sequence, start, end, draft_start, drafting, draft_budget)
+            if not decoding:
+                budget -= end - start
+                draft_budget = None if draft_budget is None else draft_budget - row.draft_fed
+            rows.append(row)
+        rows.sort(key=lambda r: r.sequence.slot)  # neighbouring slots are read as one view
+        return Plan(tuple(rows), tuple(target_copies), tuple(draft_copies))
+
+    def _row(
+        self, sequence: Sequence, start: int, end: int, draft_start: int, drafting: bool, draft_budget: int | None
+    ) -> Row:
+        """Feed the target up to `end`, the drafter as far as it may come, and draft where both are there."""
+        draft_end, wanted = draft_start, 0
+        reach = self.limits.draft_context
+        if drafting and (reach is None or len(sequence.tokens) + self.limits.draft_tokens <= reach):
+            reach = end if draft_budget is None else draft_start + max(draft_budget, self.limits.draft_tokens + 2)
+            draft_end = max(draft_start, min(end, reach))
+            if draft_end == len(sequence.tokens):
+                wanted = max(0, min(self.limits.draft_tokens, sequence.room - 1))
+        return Row(sequence, start, end, draft_start, draft_end, wanted)
+
+    def apply(self, plan: Plan, request: VerifyRequest, verdict: Verdict) -> list[Sequence]:
+        """Take the verdict on a plan in; returns the sequences that ended, their slots already free."""
+        ended = []
+        proposal = request.proposal
+        for b, row in enumerate(plan.rows):
+            sequence = row.sequence
+            sequence.target_cached, sequence.target_opened = row.target_end, True
+            sequence.draft_cached = row.draft_end
+            sequence.draft_opened |= row.draft_fed > 0
+            if row.final:
+                length = int(proposal.lengths[b])
+                drafted = [int(t) for t in proposal.tokens[b][:length]]
+                self._judge(sequence, drafted, int(verdict.accepted[b]), int(verdict.next_token[b]), row)
+            if sequence.finish is None:
+                sequence.check()
+            else:
+                ended.append(sequence)
+            self._remember(sequence)
+        for sequence in ended:
+            self.running.remove(sequence)
+            self.free.append(sequence.slot)
+        self.free.sort()
+        return ended
+
+    def _judge(self, sequence: Sequence, drafted: list[int], accepted: int, next_token: int, row: Row) -> None:
+        if next_token < 0:
+            sequence.finish = FinishReason.ERROR
+            sequence.target_cached = 0
+            return
+        before = len(sequence.tokens)
+        eos = frozenset() if sequence.request.params.ignore_eos else self.eos
+        sequence.extend(drafted, accepted, next_token, eos)
+        sequence.target_cached = min(before + accepted, len(sequence.tokens) - 1)
+        if row.draft_end == before and row.draft_fed:
+            kept = min(accepted, max(len(drafted) - 1, 0)) if self.drafter_keeps_proposals else 0
+            sequence.draft_cached = min(before + kept, len(sequence.tokens) - 1)
+
+    # slots and prefixes
+
+    def _admit(self) -> None:
+        while self.waiting and self.free:
+            sequence = self.waiting.popleft()
+            shared = [_common(self.residents[slot].tokens, sequence.tokens) for slot in self.free]
+            sequence.slot = self.free.pop(int(np.argmax(shared)))
+            self.running.append(sequence)
+
+    def _share(
+        self, sequence: Sequence, model: str, residents: list[Resident], most: int, copies: list[PrefixCopy]
+    ) -> int:
+        """Tokens a new sequence need not feed, since a slot holds them (DESIGN section 4); adds the copy needed."""
+        held = [min(_common(r.tokens, sequence.tokens), getattr(r, model), most) for r in residents]
+        source = int(np.argmax(held))
+        if held[source] >= held[sequence.slot] + SHORTEST_COPY:
+            copies.append(PrefixCopy(source, sequence.slot, held[source]))
+            return held[source]
+        return held[sequence.slot]
+
+    def _remember(self, sequence: Sequence) -> None:
+        self.residents[sequence.slot] = Resident(sequence.tokens, sequence.target_cached, sequence.draft_cached)
+
+    # workers that forget
+
+    def abandon(self, plan: Plan) -> None:
+        """A plan was not carried out to its end: what its slots held before may be overwritten."""
+        for row in plan.rows:
+            self._remember(row.sequence)
+
+    def forget_target(self, handles: Iterable[int]) -> None:
+        """The target does not hold these sequences: each is fed again from its first token.
+
+        What other slots hold is no longer relied on for sharing, since one of them may have been the source.
+        """
+        for sequence in self._named(handles):
+            sequence.target_cached, sequence.target_opened = 0, False
+        self.residents = [replace(r, target=0) for r in self.residents]
+
+    def forget_draft(self, handles: Iterable[int] | None = None) -> None:
+        """The drafter does not hold these sequences (None: any)."""
+        for sequence in self.running if handles is None else self._named(handles):
+            sequence.draft_cached, sequence.draft_opened = 0, False
+        self.residents = [replace(r, draft=0) for r in self.residents]
+
+    def _named(self, handles: Iterable[int]) -> list[Sequence]:
+        chosen = set(handles)
+        return [s for s in self.running if s.handle in chosen]
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:  # invariant: a[:low] == b[:low], a[:high + 1] != b[:high + 1] or high is the end
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def failed(request: Request, problem: str) -> Completion:
+    """The answer to a request that can't be decoded."""
+    stats = CompletionStats(prompt_tokens=len(request.prompt_token_ids))
+    return Completion(request.key, [], "", FinishReason.ERROR, None, stats, error=problem)
+

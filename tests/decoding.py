@@ -1,0 +1,107 @@
+"""Decoders over tiny models and over tables, for tests; and the plain references they are held against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.decode import Decoder, Drafter, Verifier
+from pipeline.engine.attention import NAME
+from pipeline.engine.drafters.model import ModelDrafter
+from pipeline.engine.drafters.ngram import NgramDrafter
+from pipeline.engine.runner import Runner
+from pipeline.engine.verifier import TargetVerifier
+from pipeline.records import Completion, Request, SamplingParams
+from pipeline.scheduler import Limits, Scheduler
+from tests.models import tiny_model
+
+PREFILL_CHUNK = 24  # small, so that prompts of these tests are cut
+
+Build = Callable[[], PreTrainedModel]
+
+
+def runner(build: Build, slots: int = 4, context: int = 200, vocabulary: int | None = None) -> Runner:
+    """A runner over a model that `build` makes with packed attention."""
+    model = build()
+    return Runner(model, slots, context, vocabulary or model.config.vocab_size)
+
+
+def packed(model_type: str, seed: int = 0, **changes: object) -> PreTrainedModel:
+    return tiny_model(model_type, seed, attn_implementation=NAME, **changes)  # type: ignore[arg-type]
+
+
+def decoder(
+    verifier: Verifier,
+    drafter: Drafter | None = None,
+    slots: int = 4,
+    context: int = 200,
+    draft_tokens: int = 4,
+    eos: Iterable[int] = (),
+    seed: int = 0,
+    vocabulary: int | None = None,
+) -> Decoder:
+    """Join parts as `assembly.make_decoder` does, without a job file or a tokenizer."""
+    limits = Limits(slots, context, draft_tokens if drafter else 0, PREFILL_CHUNK, vocabulary)
+    scheduler = Scheduler(
+        limits,
+        eos,
+        seed,
+        drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
+        draft_chunk=None if drafter is None else drafter.chunk,
+    )
+    return Decoder(scheduler, verifier, drafter, lambda ids: " ".join(map(str, ids)))
+
+
+def drafter_of(kind: str, model_type: str, slots: int = 4, context: int = 200, **changes: object) -> Drafter | None:
+    """none, ngram, itself (the target as its own draft) or model (other weights)."""
+    if kind == "none":
+        return None
+    if kind == "ngram":
+        return NgramDrafter(slots)
+    seed = 0 if kind == "itself" else 5
+    build = lambda: packed(model_type, seed, **changes)  # noqa: E731
+    return ModelDrafter(runner(build, slots, context), 16, "sample", PREFILL_CHUNK)
+
+
+def decoded(decoding: Decoder, requests: Sequence[Request]) -> list[Completion]:
+    """Answers in the order of the requests."""
+    answers = {id(request): completion for request, completion in decoding.answers(requests)}
+    return [answers[id(request)] for request in requests]
+
+
+def verifier_of(model_type: str, slots: int = 4, context: int = 200, **changes: object) -> TargetVerifier:
+    return TargetVerifier(runner(lambda: packed(model_type, 0, **changes), slots, context))
+
+
+def generated_alone(model: PreTrainedModel, request: Request, eos: int | None = None) -> list[int]:
+    """transformers' own greedy text for one prompt, without its EOS token."""
+    prompt = torch.tensor([request.prompt_token_ids])
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=request.params.max_new_tokens,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+    )[0, prompt.shape[1] :].tolist()
+    return out[: out.index(eos)] if eos in out else out
+
+
+def ragged_requests(
+    count: int, vocabulary: int, seed: int = 0, longest: int = 32, **params: object
+) -> list[Request]:
+    """Prompts of 1 to 60 tokens, some with a common beginning, asking for 1 to `longest` tokens."""
+    rng = np.random.default_rng(seed)
+    common = rng.integers(0, vocabulary, 20).tolist()
+    requests = []
+    for i in range(count):
+        prompt = (common if i % 3 == 0 else []) + rng.integers(0, vocabulary, int(rng.integers(1, 60))).tolist()
+        wanted = int(rng.integers(1, longest + 1))
+        requests.append(Request(str(i), prompt, SamplingParams(wanted, **params)))  # type: ignore[arg-type]
+    return requests
