@@ -151,8 +151,8 @@ def _check_gpus(config: JobConfig, draft: DraftConfig, home: Node, drafts_home: 
 
 
 def _amount(share: Share) -> str:
-    cores = "no core of its own" if not share.threads else f"{share.threads} cores"
-    return f"{cores} and {share.gpus} GPU" if share.gpus else cores.replace("1 cores", "1 core")
+    cores = {0: "no core of its own", 1: "1 core"}.get(share.threads, f"{share.threads} cores")
+    return f"{cores} and {share.gpus} GPU" if share.gpus else cores
 
 
 # --- from shares to actors ----------------------------------------------------------------------------------

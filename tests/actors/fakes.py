@@ -1,0 +1,41 @@
+"""Stand-ins for workers: they answer, fail or are lost as a test says. No Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.errors import NightdeskError, WorkerLost
+
+
+class FakeWorker:
+    """Loads when told to, and gives out its answers one by one; an exception among them is raised."""
+
+    def __init__(self, name: str = "the worker", answers: list[Any] | None = None, loads: Any = True) -> None:
+        self.name = name
+        self.answers = [] if answers is None else answers
+        self.loads = loads  # None: not yet
+        self.asked: list[Any] = []
+        self.ended = False
+
+    def is_ready(self) -> bool:
+        return self.loads is not None and self.wait_ready() is not None
+
+    def wait_ready(self) -> Any:
+        if isinstance(self.loads, NightdeskError):
+            raise self.loads
+        return self.loads
+
+    def ask(self, method: str, argument: Any, seconds: float) -> Any:
+        assert not self.ended, "a worker that was ended is asked"
+        self.asked.append((method, argument))
+        answer = self.answers.pop(0)
+        if isinstance(answer, NightdeskError):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def dead(name: str = "the worker") -> WorkerLost:
+    return WorkerLost(f"{name} is gone")

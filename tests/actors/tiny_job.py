@@ -1,0 +1,83 @@
+"""Jobs over a few short documents with tiny models, and what one process answers to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jobs.run import execute
+from pipeline.config import JobConfig, parse_config
+from pipeline.engine import Engine
+from pipeline.errors import Stopped
+from pipeline.output.plan import Shard
+from pipeline.prompts.templates import Prompter
+from pipeline.records import Document, Request
+from pipeline.work import JobWork, Report
+
+PROMPT = "Retell: {body}"
+
+
+def texts(rows: int) -> list[str]:
+    return [f"{i} ships left the harbour" + " and sailed on" * (i % 5) for i in range(rows)]
+
+
+def tiny_job(
+    folder: Path, models: tuple[Path, Path], rows: int, tokens: int, rows_per_shard: int = 8, **decoding: Any
+) -> JobConfig:
+    """Greedy answers of `tokens` tokens to `rows` documents; `models` are target and draft."""
+    documents = folder / "documents.jsonl"
+    documents.write_text("".join(json.dumps({"id": str(i), "body": text}) + "\n" for i, text in enumerate(texts(rows))))
+    target, draft = ({"model": str(model), "dtype": "float32"} for model in models)
+    mapping = {
+        "name": "tiny",
+        "input": {"path": str(documents), "id": "id", "text": "body"},
+        "output": {"path": str(folder / "out"), "rows_per_shard": rows_per_shard},
+        "target": target,
+        "draft": {"kind": "model", **draft},
+        "decoding": {"batch": 4, "draft_tokens": 3, **decoding},
+        "tasks": [{"name": "answer", "prompt": PROMPT, "max_new_tokens": tokens}],
+    }
+    return parse_config(mapping, "test")
+
+
+def planned(config: JobConfig) -> tuple[JobWork, list[Shard]]:
+    """The work of a run that has just been planned."""
+
+    class Taken:
+        def run(self, work: JobWork, shards: list[Shard], report: Report) -> None:
+            self.work, self.shards = work, shards
+            raise Stopped("planned")
+
+        def describe(self) -> str:
+            return "nobody"
+
+    taken = Taken()
+    try:
+        execute(config, executor=taken)
+    except Stopped:
+        return taken.work, taken.shards
+    raise AssertionError("there was nothing to do")
+
+
+def alone(config: JobConfig, rows: int) -> dict[str, str]:
+    """What one process without Ray answers, by id."""
+    engine = Engine.from_config(config)
+    setup_tokenizer = engine.decoder.detokenize.tokenizer  # type: ignore[attr-defined]
+    prompter = Prompter(config.tasks[0], setup_tokenizer, "body", 512)
+    params = config.tasks[0].sampling()
+    requests = []
+    for i, text in enumerate(texts(rows)):
+        document = Document(str(i), "", text, {"body": text})
+        requests.append(Request(str(i), prompter.render(document), params))
+    return {completion.key: completion.text for completion in engine.generate(requests)}
+
+
+def answers(config: JobConfig) -> dict[str, str]:
+    """What is published, by id; every row once and without error."""
+    frame = pd.read_parquet(config.output.path)
+    assert frame["id"].is_unique
+    assert frame["answer_error"].isna().all()
+    return dict(zip(frame["id"], frame["answer"], strict=True))
