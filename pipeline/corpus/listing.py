@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import CorpusError
 
@@ -60,6 +61,7 @@ class InputFile:
 class _Found:
     filesystem: Any
     path: str
+    info: Mapping[str, Any]
     root: str
     by: str  # how the job file names it: file | glob | folder
 
@@ -98,26 +100,25 @@ def _find(path: str) -> Iterator[_Found]:
     filesystem, plain = fsspec.core.url_to_fs(path)
     filesystem.invalidate_cache()
     if filesystem.isdir(plain):
-        names, root, by = filesystem.find(plain), plain.rstrip("/"), "folder"
+        found, root, by = filesystem.find(plain, detail=True), plain.rstrip("/"), "folder"
     elif filesystem.exists(plain):
-        yield _Found(filesystem, plain, plain.rpartition("/")[0], by="file")
+        yield _Found(filesystem, plain, filesystem.info(plain), plain.rpartition("/")[0], by="file")
         return
     elif any(mark in plain for mark in "*?["):
-        names, root, by = *_match(filesystem, plain, path), "glob"
+        found, root, by = *_match(filesystem, plain, path), "glob"
     else:
         raise CorpusError(f"input.path: {path} does not exist")
-    for name in names:
-        if not _hidden(name[len(root) :]):
-            yield _Found(filesystem, name, root, by)
+    for name, info in found.items():
+        if info["type"] == "file" and not _hidden(name[len(root) :]):
+            yield _Found(filesystem, name, info, root, by)
 
 
-def _match(filesystem: Any, pattern: str, path: str) -> tuple[list[str], str]:
+def _match(filesystem: Any, pattern: str, path: str) -> tuple[dict[str, Mapping[str, Any]], str]:
     first = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
     root = pattern[:first].rpartition("/")[0]
     if not filesystem.isdir(root):
         raise CorpusError(f"input.path: {path} does not exist (there is no folder {root})")
-    matches = filesystem.glob(pattern, detail=True)
-    return [name for name, info in matches.items() if info["type"] == "file"], root
+    return filesystem.glob(pattern, detail=True), root
 
 
 def _common_root(roots: set[str]) -> str:
@@ -138,8 +139,8 @@ def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
     size, etag = _identity(entry)
     if size == 0:
         _LOG.warning("%s is empty", entry.path)
-    url = entry.filesystem.unstrip_protocol(entry.path)
-    path = entry.path if url.startswith("file://") else url
+    local = isinstance(entry.filesystem, LocalFileSystem)
+    path = entry.path if local else entry.filesystem.unstrip_protocol(entry.path)
     return InputFile(path, entry.path[len(root) :].lstrip("/"), size, etag, chosen)
 
 
@@ -161,8 +162,7 @@ def _choose(entry: _Found, format: str) -> str | None:
 
 
 def _identity(entry: _Found) -> tuple[int, str]:
-    info = entry.filesystem.info(entry.path)
-    if "mtime" in info and os.path.isabs(entry.path):
+    if isinstance(entry.filesystem, LocalFileSystem):
         status = os.stat(entry.path)
         return status.st_size, f"{status.st_mtime_ns:x}"
-    return int(info["size"] or 0), str(info.get("ETag") or entry.filesystem.ukey(entry.path)).strip('"')
+    return int(entry.info["size"] or 0), str(entry.info.get("ETag") or entry.filesystem.ukey(entry.path)).strip('"')

@@ -130,7 +130,7 @@ class Corpus:
         if self._input.id is not None:
             yield "input.id", self._input.id
         yield from (("input.keep", name) for name in self._input.keep)
-        yield from (("tasks: prompt", name) for name in self._fields)
+        yield from (("tasks: a prompt (where braces that name no column are doubled)", name) for name in self._fields)
 
 
 def _missing(file: InputFile, start: int, stop: int) -> Iterator[Rows]:

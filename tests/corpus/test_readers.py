@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pipeline.config import InputConfig
 from pipeline.corpus.listing import list_files
 from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.errors import CorpusError
@@ -27,7 +33,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
         ((), {}, "input.text: no input file has a column 'text'; a.jsonl has 'id', 'body'"),
         ((), {"text": "body", "id": "no"}, "input.id: no input file has a column 'no'"),
         ((), {"text": "body", "keep": ["no"]}, "input.keep: no input file has a column 'no'"),
-        (("headline",), {"text": "body"}, "prompt: no input file has a column 'headline'"),
+        (("headline",), {"text": "body"}, "tasks: a prompt .*: no input file has a column 'headline'"),
     ],
 )
 def test_a_column_that_no_file_has_is_a_mistake_in_the_job(
@@ -166,3 +172,36 @@ def test_a_long_file_is_read_in_small_batches(tmp_path: Path) -> None:
     sizes = [len(batch.documents) for batch in corpus.read([RowRange(0, 0, 300)])]
     assert sum(sizes) == 300
     assert max(sizes) < 100
+
+
+def test_a_store_is_read_like_a_folder(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    pq.write_table(pa.table({"text": ["in parquet"]}), tmp_path / "a.parquet")
+    store.pipe("/archive/2024/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    store.pipe("/archive/b.jsonl", b'{"text": "in lines"}\n' * 600)
+    store.pipe("/archive/c.csv", b"text\nin csv\n")
+    try:
+        input = InputConfig(path="memory://archive", text="text")
+        files = list_files(input)
+        assert [file.relative for file in files] == ["2024/a.parquet", "b.jsonl", "c.csv"]
+        documents = read_corpus(Corpus(input, (), files), 3, rows=300)[0]
+    finally:
+        store.rm("/archive", recursive=True)
+    assert texts(documents) == ["in parquet"] + ["in lines"] * 600 + ["in csv"]
+
+
+NAMES = ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt"]
+DIRT = [b'"', b",", b"\n", b"\r", b"\0", b"\xff", b"\xef\xbb\xbf", b"text", b'{"text": "x"}', b"[", b"{", b" "]
+
+
+@given(st.sampled_from(NAMES), st.lists(st.sampled_from(DIRT)), st.booleans())
+def test_whatever_the_bytes_each_range_gives_its_rows(name: str, bits: list[bytes], packed: bool) -> None:
+    content = b"text\n" * (name[2] in "ct") + b"".join(bits)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(content) if packed else content)
+        corpus = open_corpus(path)
+        whole = read_corpus(Corpus(corpus._input, (), corpus._files, pa.schema([])), 1)[0]
+        pieces = read_corpus(Corpus(corpus._input, (), corpus._files, pa.schema([])), 1, rows=2)[0]
+    assert pieces == whole
+    assert all(document.text or document.error for document in whole)
