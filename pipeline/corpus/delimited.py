@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -75,13 +76,13 @@ class DelimitedRows:
             yield Record(parsed.offset, parsed.raw, values, error)
 
 
-class _Parsed:
+class _Parsed(NamedTuple):
     """One record: its fields, or why there are none."""
 
-    __slots__ = ("error", "fields", "offset", "raw")
-
-    def __init__(self, offset: int, raw: bytes, fields: list[str], error: str | None) -> None:
-        self.offset, self.raw, self.fields, self.error = offset, raw, fields, error
+    offset: int
+    raw: bytes
+    fields: list[str]
+    error: str | None
 
 
 class _Parser:
