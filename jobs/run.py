@@ -94,7 +94,7 @@ def _asked(config: JobConfig, models: Models, limit: int | None, fresh: bool) ->
 
 
 def _ray(config: JobConfig) -> Executor:
-    from actors.coordinator import RayExecutor
+    from actors.executor import RayExecutor
 
     executor: Executor = RayExecutor(config)
     return executor

@@ -26,6 +26,7 @@ from pipeline.work import JobWork, LocalExecutor
 FAILS = "NOT-A-NUMBER"
 PROMPT = "Say: {body}"
 CONTEXT = 4096
+RECORDED = 1000  # requests that an engine remembers
 
 
 def answer_to(prompt: str) -> str:
@@ -79,7 +80,7 @@ class StubEngine:
         self.slots = slots
         self.seconds = seconds
         self.patience = 1.0 if patient else 0.0
-        self.prompts: list[str] = []  # in the order in which they came
+        self.prompts: list[str] = []  # the first RECORDED, in the order in which they came
         self.in_flight: list[int] = []  # whenever one finishes
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
@@ -101,10 +102,12 @@ class StubEngine:
                 if request is None:
                     break
                 assert request.key not in {other.key for other in running}, "one key twice in flight"
-                self.prompts.append(bytes(request.prompt_token_ids).decode())
+                if len(self.prompts) < RECORDED:
+                    self.prompts.append(bytes(request.prompt_token_ids).decode())
                 running.append(request)
             if running:
-                self.in_flight.append(len(running))
+                if len(self.in_flight) < RECORDED:
+                    self.in_flight.append(len(running))
                 if self.seconds:
                     time.sleep(self.seconds)
                 yield completion(running.pop(order.randrange(len(running))))
