@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,13 +20,13 @@ from jobs.progress import ProgressLine
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files
 from pipeline.errors import OutputError, Stopped
-from pipeline.fingerprint import answer_values, differences
+from pipeline.fingerprint import answer_values
 from pipeline.output.claim import Claim
 from pipeline.output.coverage import same_content
 from pipeline.output.folder import Output, refuse_unplanned_parts
 from pipeline.output.plan import Plan, Shard, run_name
 from pipeline.output.store import open_store
-from pipeline.planning import Ask, column_values, make_plan
+from pipeline.planning import Ask, make_plan, refuse_foreign
 from pipeline.prompts.templates import Prompter
 from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
@@ -137,7 +138,8 @@ class Run:
         self.output.store.sweep()
         opened = self._open_plan() if not self.ask.fresh else None
         if opened is not None:
-            LOG.info("continuing run %s", run_name(opened.run))
+            done = self._published_rows(opened)
+            print(f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there", file=sys.stderr)
             session = self._answer(opened, continued=True)
             if not session.dropped:
                 return self._close(session)
@@ -154,14 +156,15 @@ class Run:
         live = self.output.live_plans()
         if not live:
             return None
-        self._refuse_foreign(live[-1])
+        refuse_foreign(live[-1], self.config, self.ask.answers, self.output.store.location)
         return live[-1] if self.output.summary(live[-1].run) is None else None
 
     def _new_plan(self) -> Plan | None:
         run = self.output.highest_run() + 1
         live = [] if self.ask.fresh else self.output.live_plans()
-        if live and live[-1].run >= run:
-            return live[-1]  # made by somebody else just now
+        if live and live[-1].run >= run:  # made by somebody else just now
+            refuse_foreign(live[-1], self.config, self.ask.answers, self.output.store.location)
+            return live[-1]
         files = list_files(self.config.input)
         plan = make_plan(self.config, self.output, run, live, files, self.ask)
         if plan is None:
@@ -173,21 +176,8 @@ class Run:
                     f"output.path: another run began in {self.output.store.location} at this moment; "
                     "stop it before --fresh"
                 )
-            self._refuse_foreign(created)
+            refuse_foreign(created, self.config, self.ask.answers, self.output.store.location)
         return created
-
-    def _refuse_foreign(self, plan: Plan) -> None:
-        """OutputError, naming keys, if the output was made by a job that answers otherwise."""
-        where = self.output.store.location
-        remedy = "give another output.path, or --fresh to start over"
-        columns = differences(plan.columns, column_values(self.config))
-        if columns:
-            raise OutputError(f"output.path: {where} has other columns: {'; '.join(columns)}; {remedy}")
-        answers = differences(plan.answers, self.ask.answers)
-        if answers:
-            raise OutputError(
-                f"output.path: the answers in {where} were made otherwise: {'; '.join(answers)}; {remedy}"
-            )
 
     # --- the work
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -34,7 +34,10 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A document with a request per task, or why there is none; `kept` comes with the first row of a batch."""
+    """A document with a request per task, or why there is none; `kept` comes with the first row of a batch.
+
+    The document has left its text and its fields behind: the row does not need them, and they may be long.
+    """
 
     shard: Shard
     document: Document
@@ -115,7 +118,8 @@ class Answerer:
             for batch in self.corpus.read(shard.ranges):
                 kept: pa.RecordBatch | None = batch.kept
                 for document in batch.documents:
-                    yield PreparedRow(shard, document, self._requests(document), kept)
+                    requests = self._requests(document)
+                    yield PreparedRow(shard, replace(document, text="", fields={}), requests, kept)
                     kept = None
             self._refuse_changed_files(shard)
             yield ReadShard(shard)

@@ -17,12 +17,15 @@ from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile
 from pipeline.corpus.readers import Corpus, RowIndex, RowRange
 from pipeline.errors import OutputError
+from pipeline.fingerprint import differences
 from pipeline.output.changes import REMEDY, known_rows
 from pipeline.output.coverage import FileCoverage, coverage, same_content
 from pipeline.output.folder import Output
 from pipeline.output.plan import Plan, PlannedFile, Span, cut, merged
 from pipeline.output.schema import output_schema
 from pipeline.prompts.templates import template_fields
+
+NAMED_KEYS = 6  # that a message names
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,17 @@ def column_values(config: JobConfig) -> dict[str, Any]:
         "input.keep": list(config.input.keep),
         "output.partition_by": list(config.output.partition_by),
     }
+
+
+def refuse_foreign(plan: Plan, config: JobConfig, answers: Mapping[str, Any], where: str) -> None:
+    """OutputError, naming keys, if the output at `where` was planned by a job that answers otherwise."""
+    found = differences(plan.columns, column_values(config)) + differences(plan.answers, answers)
+    if found:
+        more = f"; and {len(found) - NAMED_KEYS} more keys" if len(found) > NAMED_KEYS else ""
+        raise OutputError(
+            f"output.path: {where} was made by a job that differs: {'; '.join(found[:NAMED_KEYS])}{more}; "
+            "give another output.path, or --fresh to start over"
+        )
 
 
 def make_plan(
@@ -78,7 +92,7 @@ def make_plan(
             "limit": ask.limit,
         },
         context=ask.context,
-        schema=live[-1].schema if live else output_schema(config, survey.corpus.kept_schema),
+        schema=live[-1].schema if live else output_schema(config, survey.kept_schema),
         files=tuple(survey.planned),
         shards=cut(survey.wanted, config.output.rows_per_shard, survey.range),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -101,6 +115,7 @@ class Survey:
         self.known = known
         unread = [file for file in files if not self._is_done(file)]
         self.corpus = Corpus(config.input, prompt_fields(config), unread, kept)
+        self.kept_schema = self.corpus.kept_schema  # now, because it says which columns are missing
         self.place = {file.path: place for place, file in enumerate(unread)}
         self.planned: list[PlannedFile] = []
         self.wanted: list[tuple[int, Span]] = []  # (place in `planned`, rows)

@@ -222,4 +222,4 @@ def _folder(run: int) -> str:
 
 
 def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False, indent=1).encode()
+    return json.dumps(document, indent=1).encode()

@@ -102,7 +102,7 @@ class Plan:
             "files": [{**dataclasses.asdict(p.file), "rows": p.rows, "known": p.known} for p in self.files],
             "shards": [[dataclasses.astuple(r) for r in shard.ranges] for shard in self.shards],
         }
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(document, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Plan:

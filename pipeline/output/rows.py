@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.corpus.cleaning import whole
 from pipeline.output.plan import Shard
 from pipeline.output.schema import task_fields
 from pipeline.output.writer import part_table
@@ -35,7 +36,7 @@ class ShardRows:
             column.append(None)
         self._columns[self.id_column][row] = document.id
         self._columns["doc_hash"][row] = document.doc_hash
-        self._columns["error"][row] = document.error
+        self._columns["error"][row] = None if document.error is None else whole(document.error)
         self._unanswered.append(len(self.tasks))
         if document.error is not None:
             for task in self.tasks:
@@ -49,7 +50,7 @@ class ShardRows:
         """Put an answer in its row; True if that completes the row."""
         if completion.error is not None:
             return self.fail(row, task, completion.error)
-        self._put(row, task, "", completion.text)
+        self._put(row, task, "", whole(completion.text))
         self._put(row, task, "_finish", str(completion.finish_reason))
         self._put(row, task, "_tokens", len(completion.token_ids))
         if completion.logprobs is not None:
@@ -60,7 +61,7 @@ class ShardRows:
         """Say why a task has no answer; True if that completes the row."""
         self._put(row, task, "_finish", str(FinishReason.ERROR))
         self._put(row, task, "_tokens", 0)
-        self._put(row, task, "_error", reason)
+        self._put(row, task, "_error", whole(reason))
         return self._answered(row)
 
     def table(self) -> pa.Table:

@@ -6,6 +6,7 @@ Names are relative to the output, with `/` between folders. Knows nothing of pla
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -18,6 +19,7 @@ from pipeline.errors import OutputError, StoreError
 TMP = "_nightdesk/tmp"
 ABANDONED_SECONDS = 3600.0  # a temporary file is written and published in seconds
 ATTEMPTS = 3
+NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Store(Protocol):
@@ -106,6 +108,13 @@ class LocalStore:
                         return False
                     except FileNotFoundError:  # another run's sweep took the file of a writer that slept
                         continue
+                    except OSError as error:
+                        if error.errno in NO_HARD_LINKS:
+                            raise OutputError(
+                                f"output.path: the file system of {self.root} has no hard links "
+                                f"({error.strerror}), so a part cannot be published there; choose another"
+                            ) from error
+                        raise
                     self._sync_folder((self.root / name).parent)
                     return True
         raise StoreError(f"{self.root}: writing {name} failed, its temporary file is removed again and again")

@@ -130,6 +130,18 @@ def test_a_task_that_can_have_no_prompt_is_refused_before_a_plan_is_made(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_name_that_is_not_utf_8_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    bad = os.fsencode(tmp_path / "in") + b"/caf\xe9.jsonl"
+    with open(bad, "w") as file:
+        file.write('{"doc_id": "a", "body": "story", "title": "t"}\nnot json\n')
+    assert run(job(tmp_path, input__keep=["title"], max_error_rate=0.5)) == 0
+    frame = pd.read_parquet(tmp_path / "out")
+    assert frame["summary"].notna().sum() == 1
+    assert "row 2" in frame["error"].dropna().item()
+    assert run(job(tmp_path, input__keep=["title"], max_error_rate=0.5)) == 0
+
+
 # --- later runs
 
 
@@ -293,7 +305,9 @@ def stop_after(config: JobConfig, count: int) -> str:
     return str(stopped.value)
 
 
-def test_an_interrupted_run_says_how_far_it_came_and_is_continued(tmp_path: Path) -> None:
+def test_an_interrupted_run_says_how_far_it_came_and_is_continued(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_stories(tmp_path, "a.parquet", 0, 24)
     message = stop_after(job(tmp_path), 16)
     assert "of 24 rows are published" in message
@@ -302,6 +316,7 @@ def test_an_interrupted_run_says_how_far_it_came_and_is_continued(tmp_path: Path
     assert not (tmp_path / "out" / CLAIM).exists()
     engine = StubEngine()
     assert run(job(tmp_path), engine) == 0
+    assert f"continuing run 000001: {published} of 24 rows are there" in capsys.readouterr().err
     assert len(engine.prompts) == 24 - published
     assert answers(tmp_path) == expected((0, 24))
     assert summary_of(tmp_path)["counts"]["requests"] == 24

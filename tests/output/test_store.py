@@ -103,6 +103,15 @@ def test_a_writer_whose_temporary_file_was_swept_writes_it_again(
     assert store.read("part") == b"rows"
 
 
+def test_a_file_system_without_hard_links_is_refused(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(OutputError, match="no hard links"):
+        store.create("part", b"rows")
+
+
 def test_sweeping_takes_old_temporary_files_and_leaves_those_being_written(store: LocalStore) -> None:
     store.create("part", b"rows")
     for name, age in (("old", ABANDONED_SECONDS + 10), ("new", 0.0)):
