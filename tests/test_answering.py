@@ -73,9 +73,10 @@ def test_every_document_is_answered_in_its_own_row(tmp_path: Path) -> None:
     assert total.shards_done == len(work.plan.shards) == 4
 
 
-def test_equal_requests_are_generated_once_and_reach_every_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [1, 12])
+def test_equal_requests_are_generated_once_whether_in_flight_or_answered(tmp_path: Path, slots: int) -> None:
     write_stories(tmp_path, "a.parquet", 0, 12, **{f"n{n}": "the wire copy" for n in range(1, 12, 2)})
-    engine = StubEngine(slots=3)
+    engine = StubEngine(slots, patient=True)
     total = answer(planned(job(tmp_path, output__rows_per_shard=12)), engine)
     assert engine.prompts.count("Say: the wire copy") == 1
     assert total.requests == 7

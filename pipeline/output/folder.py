@@ -116,7 +116,6 @@ class Output:
 
     def begin(self, plan: Plan) -> None:
         """Everything that must be so before the first new part: no `_SUCCESS`, no void parts, a schema."""
-        self.store.sweep()
         self.store.remove(SUCCESS)
         self._refuse_if_superseded(plan)
         self._remove_void_parts()

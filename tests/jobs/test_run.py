@@ -282,6 +282,16 @@ def test_a_limit_narrows_a_run_and_the_rest_follows_later(tmp_path: Path) -> Non
     assert plans(tmp_path) == ["000001", "000002", "000003"]
 
 
+def test_a_limit_in_a_file_that_has_grown_at_its_front_loses_no_row(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 4, 10)
+    run(job(tmp_path))
+    write_stories(tmp_path, "a.parquet", 0, 10)
+    assert run(job(tmp_path), limit=2) == 0
+    assert answers(tmp_path) == expected((4, 10), (0, 2))
+    assert run(job(tmp_path)) == 0
+    assert answers(tmp_path) == expected((0, 10))
+
+
 # --- interrupted runs
 
 
