@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-# The layout is chosen for this many tokens a pass. Measured with bench/linear.py: good from 1 to 256, and every
-# row's result is the same bits however many rows there are (with a hint of 1 a lone row is computed otherwise).
+# The layout is chosen for this many tokens a pass: good from 2 to 256 (bench/linear.py), and with it (on AVX2) every
+# row's result is the same bits however many rows there are. Laid out for 1, a few rows cost twice as much.
 TOKENS = 16
 
 
@@ -66,3 +67,28 @@ def pack_linears(model: nn.Module) -> None:
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 setattr(module, name, PackedLinear(child))
+
+
+class FusedNorm(nn.Module):
+    """Root mean square normalisation in one call instead of six, in float32."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+# transformers' classes that compute weight * x / sqrt(mean(x²) + epsilon); Gemma's is another formula.
+PLAIN_NORMS = {"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"}
+
+
+def fuse_norms(model: nn.Module) -> None:
+    """Replaces a float32 model's normalisation layers; in other dtypes they round midway and stay."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ in PLAIN_NORMS and child.weight.dtype is torch.float32:
+                epsilon: float = child.variance_epsilon  # type: ignore[assignment]
+                setattr(module, name, FusedNorm(child.weight.detach(), epsilon))
