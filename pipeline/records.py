@@ -77,13 +77,16 @@ class Request:
 class CompletionStats:
     """What one completion cost. `drafted` and `accepted` count tokens; accepted ones are kept in the output.
 
-    `steps` counts the target's passes that gave this sequence a verdict.
+    `steps` counts the target's passes that gave this sequence a verdict. `drafted_at[i]` and `accepted_at[i]`
+    count tokens at position i of their blocks.
     """
 
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
     prompt_tokens: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

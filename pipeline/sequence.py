@@ -30,9 +30,9 @@ class Sequence:
     target_opened: bool = False  # the target has been told the opening
     draft_opened: bool = False
     finish: FinishReason | None = None
-    drafted: int = 0
-    accepted: int = 0
     steps: int = 0
+    drafted_at: list[int] = field(default_factory=list)  # drafted tokens by position in their block
+    accepted_at: list[int] = field(default_factory=list)  # those kept
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
@@ -71,19 +71,34 @@ class Sequence:
             self.finish = FinishReason.LENGTH
         kept = min(accepted, len(new))
         self.steps += 1
-        self.drafted += len(drafted)
-        self.accepted += kept
+        _count(self.drafted_at, len(drafted))
+        _count(self.accepted_at, kept)
         return kept
 
     def completion(self, text: str) -> Completion:
         """The finished sequence as an answer."""
         assert self.finish is not None
         prompt = len(self.request.prompt_token_ids)
+        stats = CompletionStats(
+            drafted=sum(self.drafted_at),
+            accepted=sum(self.accepted_at),
+            steps=self.steps,
+            prompt_tokens=prompt,
+            drafted_at=tuple(self.drafted_at),
+            accepted_at=tuple(self.accepted_at),
+        )
         return Completion(
             key=self.request.key,
             token_ids=self.tokens[prompt:],
             text=text,
             finish_reason=self.finish,
             logprobs=None,
-            stats=CompletionStats(self.drafted, self.accepted, self.steps, prompt),
+            stats=stats,
         )
+
+
+def _count(positions: list[int], block: int) -> None:
+    """Add one to each of the first `block` positions."""
+    positions.extend([0] * (block - len(positions)))
+    for i in range(block):
+        positions[i] += 1

@@ -50,6 +50,8 @@ class Progress:
             drafted=stats.drafted,
             accepted=stats.accepted,
             steps=stats.steps,
+            drafted_at=stats.drafted_at,
+            accepted_at=stats.accepted_at,
         )
 
     def __add__(self, other: Progress) -> Progress:
