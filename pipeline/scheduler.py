@@ -229,27 +229,33 @@ class Scheduler:
             decoding = sequence.generated > 0 and len(sequence.tokens) - start <= self.limits.draft_tokens + 2
             if not decoding and budget <= 0:
                 continue
+            drafts = drafting and self._drafted(sequence)
             if start == 0:
                 start = self._share(sequence, "target", residents, len(sequence.tokens) - 1, target_copies)
-                if drafting:  # the drafter follows the target's feeds and is never ahead of them
+                if drafts:  # the drafter follows the target's feeds and is never ahead of them
                     draft_start = self._share(sequence, "draft", residents, start, draft_copies)
                 residents[sequence.slot] = Resident(sequence.tokens, start, draft_start)
             end = len(sequence.tokens) if decoding else min(len(sequence.tokens), start + budget)
-            row = self._row(sequence, start, end, draft_start, drafting, draft_budget)
+            row = self._row(sequence, start, end, draft_start, drafts, draft_budget)
             if not decoding:
                 budget -= end - start
-                draft_budget = None if draft_budget is None else draft_budget - row.draft_fed
+            if draft_budget is not None and (not decoding or row.draft_fed > self.limits.draft_tokens + 2):
+                draft_budget -= row.draft_fed
             rows.append(row)
         rows.sort(key=lambda r: r.sequence.slot)  # neighbouring slots are read as one view
         return Plan(tuple(rows), tuple(target_copies), tuple(draft_copies))
 
+    def _drafted(self, sequence: Sequence) -> bool:
+        """The drafter follows this sequence: a block behind it still fits its context."""
+        reach = self.limits.draft_context
+        return reach is None or len(sequence.tokens) + self.limits.draft_tokens <= reach
+
     def _row(
-        self, sequence: Sequence, start: int, end: int, draft_start: int, drafting: bool, draft_budget: int | None
+        self, sequence: Sequence, start: int, end: int, draft_start: int, drafts: bool, draft_budget: int | None
     ) -> Row:
         """Feed the target up to `end`, the drafter as far as it may come, and draft where both are there."""
         draft_end, wanted = draft_start, 0
-        reach = self.limits.draft_context
-        if drafting and (reach is None or len(sequence.tokens) + self.limits.draft_tokens <= reach):
+        if drafts:
             reach = end if draft_budget is None else draft_start + max(draft_budget, self.limits.draft_tokens + 2)
             draft_end = max(draft_start, min(end, reach))
             if draft_end == len(sequence.tokens):
