@@ -284,7 +284,7 @@ class Run:
             "accepted_per_step": counts.accepted_per_step,
             "acceptance_by_position": [
                 accepted / drafted if drafted else None
-                for accepted, drafted in zip(here.accepted_at, here.drafted_at, strict=False)
+                for accepted, drafted in zip(counts.accepted_at, counts.drafted_at, strict=False)
             ],
             "fingerprint": plan.fingerprint,
             "salt": plan.salt,
