@@ -27,7 +27,7 @@ OTHER_NAMES = {
 }
 
 
-def tiny_gguf(path: Path, seed: int = 0, chat_template: str = CHAT_TEMPLATE) -> PreTrainedModel:
+def tiny_gguf(path: Path, seed: int = 0, end_of_turn: int | None = None) -> PreTrainedModel:
     """Writes the file and returns the model that is in it (float32)."""
     model = tiny_model("qwen2", seed, vocab=TOKENS + 1, tie_word_embeddings=False)
     config = model.config
@@ -40,7 +40,7 @@ def tiny_gguf(path: Path, seed: int = 0, chat_template: str = CHAT_TEMPLATE) -> 
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    _add_tokenizer(writer, chat_template)
+    _add_tokenizer(writer, end_of_turn)
     for name, tensor in model.state_dict().items():
         writer.add_tensor(_gguf_name(name), tensor.numpy())
     writer.write_header_to_file()
@@ -50,7 +50,7 @@ def tiny_gguf(path: Path, seed: int = 0, chat_template: str = CHAT_TEMPLATE) -> 
     return model
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, chat_template: str) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, end_of_turn: int | None) -> None:
     tokens = byte_tokenizer().convert_ids_to_tokens(list(range(TOKENS)))
     merged = tokens[0] + tokens[1]  # the format wants at least one merge
     writer.add_tokenizer_model("gpt2")
@@ -60,7 +60,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, chat_template: str) -> None:
     writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
-    writer.add_chat_template(chat_template)
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 def _gguf_name(name: str) -> str:

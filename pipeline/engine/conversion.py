@@ -21,6 +21,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     GgufConfig,
     modeling_gguf_pytorch_utils,
 )
@@ -28,7 +29,11 @@ from transformers.utils import logging
 
 from pipeline.engine.architecture import check_supported
 from pipeline.engine.cache_folder import cache_dir, file_digest, locked
+from pipeline.engine.gguf_header import read_header
 from pipeline.errors import ModelError
+
+# A chat model may end a text with one token and a turn with another; transformers reads only the first.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
 
 def convert_description(gguf: Path) -> Path:
@@ -87,6 +92,9 @@ def _save_description(gguf: Path, folder: Path) -> None:
         check_supported(config)
         config.save_pretrained(folder)
         AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        header = read_header(gguf)
+        ends = list(dict.fromkeys(header[key] for key in END_KEYS if key in header)) or None
+        GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=ends).save_pretrained(folder)
 
 
 def _save_weights(gguf: Path, description: Path, dtype: torch.dtype, folder: Path) -> None:

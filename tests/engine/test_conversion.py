@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from pipeline.engine import conversion
 from pipeline.engine.checkpoint import Checkpoint, load_model, resolve
 from pipeline.errors import ModelError
 from tests.gguf_file import tiny_gguf
-from tests.models import CHAT_TEMPLATE, EOS
+from tests.models import CHAT_TEMPLATE, EOS, PAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +40,14 @@ def test_weights_tokenizer_template_and_eos_survive(written: tuple[Path, PreTrai
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert tokenizer.chat_template == CHAT_TEMPLATE
     assert checkpoint.eos_ids() == (EOS,)
+
+
+def test_the_token_that_ends_a_turn_ends_a_text_too(tmp_path: Path, cache: Path) -> None:
+    tiny_gguf(tmp_path / "chat.gguf", end_of_turn=PAD)
+    checkpoint = resolve(str(tmp_path / "chat.gguf"))
+    assert checkpoint.eos_ids() == (EOS, PAD)
+    whole = checkpoint.weights_folder(torch.float32)
+    assert GenerationConfig.from_pretrained(whole).eos_token_id == [EOS, PAD]
 
 
 def test_the_converted_folder_loads_in_transformers_too(written: tuple[Path, PreTrainedModel]) -> None:
