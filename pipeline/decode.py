@@ -71,11 +71,20 @@ class Decoder:
         return (completion for _, completion in self.answers(requests))
 
     def answers(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Completion]]:
-        """As `stream`, each completion with the request it answers."""
-        source = iter(requests)
+        """As `stream`, each completion with the request it answers.
+
+        One that ends early (a failure, a consumer that stops) leaves nothing behind for the next.
+        """
+        try:
+            yield from self._answers(iter(requests))
+        finally:
+            if not self.scheduler.idle:
+                self.scheduler.clear()
+
+    def _answers(self, source: Iterator[Request | None]) -> Iterator[tuple[Request, Completion]]:
         exhausted = False
         while True:
-            while not exhausted and len(self.scheduler.waiting) < self.scheduler.limits.slots:
+            while not exhausted and self.scheduler.queued < self.scheduler.limits.slots:
                 try:
                     request = next(source)
                 except StopIteration:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyRequest
 from pipeline.randomness import philox_key
-from pipeline.records import Completion, CompletionStats, FinishReason, Request
+from pipeline.records import Completion, CompletionStats, FinishReason, Request, SamplingParams
 from pipeline.sequence import Sequence
+
+_DECODED = {"max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos"}
+_LATER = {f.name: getattr(SamplingParams(1), f.name) for f in fields(SamplingParams) if f.name not in _DECODED}
 
 SHORTEST_COPY = 8  # tokens; a shorter common prefix is cheaper to compute again than to copy
 
@@ -201,10 +204,18 @@ class Scheduler:
             return f"the prompt has {len(tokens)} tokens, the context {self.limits.context}: no room for an answer"
         if request.params.max_new_tokens < 1:
             return f"max_new_tokens is {request.params.max_new_tokens}: it must be at least 1"
+        for name, default in _LATER.items():
+            if getattr(request.params, name) != default:
+                return f"{name} is {getattr(request.params, name)!r}: only {default!r} can be decoded so far"
         bound = self.limits.vocabulary
         if min(tokens) < 0 or (bound is not None and max(tokens) >= bound):
             return f"the prompt has a token id outside 0..{bound}"
         return None
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a slot, and refused ones whose answers wait to be taken."""
+        return len(self.waiting) + len(self.rejected)
 
     @property
     def idle(self) -> bool:
@@ -321,6 +332,14 @@ class Scheduler:
 
     def _remember(self, sequence: Sequence) -> None:
         self.residents[sequence.slot] = Resident(sequence.tokens, sequence.target_cached, sequence.draft_cached)
+
+    def clear(self) -> None:
+        """Drop all requests unanswered; what their slots hold is not relied on."""
+        self.waiting.clear()
+        self.rejected.clear()
+        self.running.clear()
+        self.residents = [Resident([]) for _ in range(self.limits.slots)]
+        self.free = list(range(self.limits.slots))
 
     # workers that forget
 
