@@ -284,6 +284,10 @@ class Simulation:
     def answers(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Completion]]:
         return self.decoder.answers(requests)
 
+    def begin_anew(self) -> None:
+        """Requests that were dropped will not begin."""
+        self.verifier.started = list(range(1, self.scheduler._handles + 1))
+
     def run(self, requests: Sequence[Request]) -> None:
         """Decode everything, and check that each request is answered once, as decoding it alone would."""
         answered: list[str] = []

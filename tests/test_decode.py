@@ -1,0 +1,303 @@
+"""The loop over simulated workers: where requests come from, and what becomes of workers that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline import decode
+from pipeline.errors import CacheMiss, WorkerLost
+from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
+from pipeline.records import Completion, FinishReason, Request, SamplingParams
+from pipeline.scheduler import Limits
+from tests.simulation import Simulation, plain_text, related_requests
+
+LIMITS = Limits(slots=3, context=40, draft_tokens=4, prefill_chunk=16)
+
+
+def requests(count: int, wanted: int = 6) -> list[Request]:
+    return [Request(str(i), [i % 5, (i * 3) % 5, 1], SamplingParams(wanted)) for i in range(count)]
+
+
+def texts(answers: list[tuple[Request, Completion]]) -> bool:
+    """Every answer is the request's own, and what decoding it alone gives."""
+    return all(
+        c.key == r.key
+        and c.token_ids == plain_text(r, LIMITS.context, ())
+        and c.text == " ".join(map(str, c.token_ids))
+        for r, c in answers
+    )
+
+
+@pytest.fixture(autouse=True)
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses, which are counted instead of slept."""
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        assert len(slept) < 1000, "waits for ever"
+
+    monkeypatch.setattr(decode.time, "sleep", sleep)
+    return slept
+
+
+# requests
+
+
+def test_no_requests_no_answers() -> None:
+    assert list(Simulation(LIMITS).answers([])) == []
+
+
+def test_every_request_is_answered_once(naps: list[float]) -> None:
+    asked = requests(20)
+    answers = list(Simulation(LIMITS).answers(asked))
+    assert sorted(int(r.key) for r, _ in answers) == list(range(20))
+    assert texts(answers)
+    assert naps == []
+
+
+def test_requests_are_pulled_a_bounded_number_ahead() -> None:
+    pulled = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal pulled
+        for request in requests(40):
+            pulled += 1
+            yield request
+
+    answered = 0
+    for _ in Simulation(LIMITS).answers(source()):
+        answered += 1
+        assert pulled <= answered + 3 * LIMITS.slots
+    assert answered == 40
+
+
+def test_requests_that_are_refused_are_pulled_a_bounded_number_ahead_too() -> None:
+    """A source of nothing but empty prompts, without an end."""
+    pulled = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            assert pulled < 100
+            yield Request(str(pulled), [], SamplingParams(3))
+
+    answers = Simulation(LIMITS).answers(source())
+    for _ in range(20):
+        _, completion = next(answers)
+        assert completion.finish_reason is FinishReason.ERROR
+    assert pulled <= 20 + LIMITS.slots
+
+
+def test_none_means_wait_and_ask_again(naps: list[float]) -> None:
+    first, second = requests(2)
+    answers = list(Simulation(LIMITS).answers([None, None, first, None, second, None, None]))
+    assert len(answers) == 2
+    assert texts(answers)
+    assert len(naps) == 2  # before the first request; later a sequence is running
+
+
+def test_none_does_not_hold_running_sequences_up(naps: list[float]) -> None:
+    def source() -> Iterator[Request | None]:
+        yield requests(1)[0]
+        for _ in range(3):
+            yield None
+        yield from requests(4)[1:]
+
+    simulation = Simulation(LIMITS, skill=0.0)
+    assert texts(list(simulation.answers(source())))
+    assert naps == []
+
+
+def test_source_is_not_asked_again_after_its_end() -> None:
+    class Once:
+        def __init__(self) -> None:
+            self.left, self.ended = requests(2), 0
+
+        def __iter__(self) -> Once:
+            return self
+
+        def __next__(self) -> Request:
+            if self.left:
+                return self.left.pop()
+            self.ended += 1
+            raise StopIteration
+
+    source = Once()
+    assert len(list(Simulation(LIMITS).answers(source))) == 2
+    assert source.ended == 1
+
+
+def test_refused_requests_are_answered_among_the_others() -> None:
+    good = requests(5)
+    bad = [Request("empty", [], SamplingParams(3)), Request("late", [1], SamplingParams(3, min_p=0.1))]
+    answers = list(Simulation(LIMITS).answers([good[0], bad[0], *good[1:3], bad[1], *good[3:]]))
+    assert sorted(c.key for _, c in answers if c.error) == ["empty", "late"]
+    assert texts([a for a in answers if not a[1].error])
+    assert len(answers) == 7
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": {3: 1.0}},
+        {"stop": ("x",)},
+        {"n": 2},
+        {"logprobs": "raw"},
+    ],
+)
+def test_parameter_that_is_not_decoded_is_named_and_never_ignored(params: dict) -> None:
+    request = Request("a", [1], SamplingParams(3, **params))
+    [(_, completion)] = Simulation(LIMITS).answers([request])
+    assert next(iter(params)) in (completion.error or "")
+
+
+def test_equal_keys_are_answered_each() -> None:
+    asked = [Request("same", [i], SamplingParams(4)) for i in range(4)]
+    answers = list(Simulation(LIMITS).answers(asked))
+    assert sorted(r.prompt_token_ids[0] for r, _ in answers) == [0, 1, 2, 3]
+    assert texts(answers)
+
+
+def test_stream_gives_the_completions_alone() -> None:
+    completions = list(Simulation(LIMITS).decoder.stream(requests(4)))
+    assert sorted(c.key for c in completions) == ["0", "1", "2", "3"]
+
+
+def test_stream_that_is_dropped_leaves_nothing_behind() -> None:
+    simulation = Simulation(LIMITS)
+    first = simulation.answers(requests(10, wanted=20))
+    next(first)
+    first.close()
+    assert simulation.scheduler.idle
+    simulation.begin_anew()
+    later = [replace(r, key=f"later{r.key}") for r in requests(6)]
+    answers = list(simulation.answers(later))
+    assert sorted(r.key for r, _ in answers) == sorted(r.key for r in later)
+    assert texts(answers)
+
+
+def test_what_slots_hold_after_a_failure_is_not_relied_on() -> None:
+    """The pass was done, its answer never came, and the same workers go on with other requests."""
+    for broken in range(1, 12):
+        simulation = Simulation(LIMITS, seed=broken)
+        verify = simulation.verifier.verify
+        rng = np.random.default_rng(broken)
+
+        def failing(request: VerifyRequest, verify=verify, simulation=simulation, broken=broken) -> Verdict:
+            verdict = verify(request)
+            if len(simulation.verifier.requests) == broken:
+                raise RuntimeError("planted")
+            return verdict
+
+        simulation.verifier.verify = failing  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="planted"):
+            list(simulation.answers(related_requests(rng, 12, LIMITS.context)))
+        simulation.begin_anew()
+        simulation.run(related_requests(rng, 12, LIMITS.context))
+
+
+# workers
+
+
+def test_drafter_that_is_never_ready_is_never_asked() -> None:
+    simulation = Simulation(LIMITS, rests=1.0)
+    answers = list(simulation.answers(requests(5)))
+    assert texts(answers)
+    assert simulation.drafter.requests == []
+    assert all(c.stats.drafted == 0 and c.stats.steps == 6 for _, c in answers)
+
+
+def test_no_drafter_is_plain_decoding() -> None:
+    simulation = Simulation(replace(LIMITS, draft_tokens=0))
+    simulation.decoder.drafter = None
+    answers = list(simulation.answers(requests(5)))
+    assert texts(answers)
+    assert all(c.stats.steps == 6 for _, c in answers)
+
+
+def test_lost_drafter_costs_no_step_of_the_target() -> None:
+    simulation = Simulation(LIMITS)
+    propose = simulation.drafter.propose
+
+    def lost(request: DraftRequest) -> Proposal:
+        raise WorkerLost("gone")
+
+    simulation.drafter.propose = lost  # type: ignore[method-assign]
+    [(request, completion)] = simulation.answers(requests(1))
+    assert completion.stats.steps == len(simulation.verifier.requests) == 6
+    simulation.drafter.propose = propose  # type: ignore[method-assign]
+    simulation.drafter.cache.empty()
+    [(request, completion)] = simulation.answers(requests(1))
+    assert completion.stats.accepted > 0
+    assert texts([(request, completion)])
+
+
+def test_drafter_that_misses_a_prefix_is_fed_it_and_drafts_again() -> None:
+    simulation = Simulation(LIMITS, skill=1.0)
+    propose, calls = simulation.drafter.propose, 0
+
+    def forgetful(request: DraftRequest) -> Proposal:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            simulation.drafter.cache.empty()
+            raise CacheMiss(request.feed.sequences)
+        return propose(request)
+
+    simulation.drafter.propose = forgetful  # type: ignore[method-assign]
+    [(request, completion)] = simulation.answers(requests(1, wanted=20))
+    assert texts([(request, completion)])
+    assert completion.stats.accepted == completion.stats.drafted > 12
+    assert completion.stats.steps == len(simulation.verifier.requests)
+
+
+def test_target_that_misses_a_prefix_is_fed_it_from_the_first_token() -> None:
+    simulation = Simulation(LIMITS)
+    verify = simulation.verifier.verify
+    fed: list[tuple[int, int]] = []
+
+    def forgetful(request: VerifyRequest) -> Verdict:
+        fed.append((int(request.feed.cached[0]), len(request.openings)))
+        if len(fed) == 2:
+            simulation.verifier.cache.empty()
+            raise CacheMiss(request.feed.sequences)
+        return verify(request)
+
+    simulation.verifier.verify = forgetful  # type: ignore[method-assign]
+    assert texts(list(simulation.answers(requests(1))))
+    assert fed[0] == fed[2] == (0, 1)
+    assert fed[1][1] == 0
+
+
+def test_failure_of_the_target_is_not_swallowed() -> None:
+    simulation = Simulation(LIMITS)
+
+    def gone(request: VerifyRequest) -> Verdict:
+        raise WorkerLost("the target is gone")
+
+    simulation.verifier.verify = gone  # type: ignore[method-assign]
+    with pytest.raises(WorkerLost, match="target"):
+        list(simulation.answers(requests(2)))
+
+
+def test_row_that_is_not_finite_is_an_error_and_the_others_are_answered() -> None:
+    simulation = Simulation(LIMITS)
+    verify = simulation.verifier.verify
+
+    def poisoned(request: VerifyRequest) -> Verdict:
+        verdict = verify(request)
+        verdict.next_token[request.feed.sequences == 2] = -1
+        return verdict
+
+    simulation.verifier.verify = poisoned  # type: ignore[method-assign]
+    answers = list(simulation.answers(requests(6)))
+    assert [c.key for _, c in answers if c.error] == ["1"]
+    assert texts([a for a in answers if not a[1].error])
