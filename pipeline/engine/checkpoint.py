@@ -6,7 +6,6 @@ attention; `load_model` gives transformers' own module.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -154,7 +153,7 @@ def load_model(
     It has a configuration object of its own: modules that share one share its attention function too.
     """
     wanted = resolve_dtype(dtype, device) if isinstance(dtype, str) else dtype
-    config = copy.deepcopy(checkpoint.config())
+    config = checkpoint.config()
     folder = checkpoint.weights_folder(wanted)
     _weight_files(Checkpoint(folder, checkpoint.name))
     options = {"config": config, "dtype": wanted, "local_files_only": True, "output_loading_info": True}
