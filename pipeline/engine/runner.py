@@ -17,7 +17,7 @@ from torch import Tensor
 from pipeline.engine.attention import LAYOUT_ARGUMENT, NAME, build_layout
 from pipeline.engine.checkpoint import Checkpoint, check_supported, load_model
 from pipeline.engine.kv_cache import KVCache
-from pipeline.engine.linear import pack_linears
+from pipeline.engine.linear import fuse_norms, pack_linears
 from pipeline.errors import CacheMiss, ModelError
 from pipeline.messages import Feed, Opening, PrefixCopy
 
@@ -53,17 +53,17 @@ class Runner:
         """Load a checkpoint for packed passes on `device`, its weights laid out for this processor."""
         check_supported(checkpoint.config())
         model = load_model(checkpoint, dtype, device, attn_implementation=NAME)
+        fuse_norms(model)
         if device == "cpu":
             pack_linears(model)
         return cls(model, slots, context, vocabulary)
 
     def open(self, openings: Sequence[Opening], copies: Sequence[PrefixCopy], feed: Feed) -> None:
         """Take in new sequences and prefix copies; raise `CacheMiss` for rows whose prefix is not held."""
-        for c in copies:
+        for c in copies:  # one by one: a copy may be the source of a later one
             if self.held[c.source] < c.length:
                 raise CacheMiss(feed.sequences[feed.slots == c.target])
-        self.cache.copy(copies)
-        for c in copies:
+            self.cache.copy([c])
             self.held[c.target] = c.length
         slot_of = dict(zip(feed.sequences.tolist(), feed.slots.tolist(), strict=True))
         for opening in openings:
