@@ -52,9 +52,9 @@ class DraftPool:
             assert place.worker is not None
             try:
                 loaded = place.worker.wait_ready()
-            except NightdeskError as loss:
+            except WorkerLost as loss:
                 self.lose(place.worker, loss)
-                if not isinstance(loss, WorkerLost) or place.losses.too_many:
+                if place.losses.too_many:
                     raise
                 place.worker = self.create(place.number)
                 continue

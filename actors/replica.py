@@ -15,7 +15,7 @@ import torch
 
 from actors.draft import Draft, RemoteDrafter
 from actors.draft_pool import DraftPool
-from actors.placement import Seat, Seats
+from actors.placement import Seats
 from actors.publications import Publications
 from actors.report import ReplicaReport
 from actors.shard_feed import ShardFeed
@@ -87,25 +87,25 @@ class Replica:
         with self.watch.during("loading the models", LOADING_SECONDS):
             set_threads(self.seats.replica.threads)
             setup = agree(self.work.config)
-            verifier, drafter = (
-                self._here(setup) if self.seats.target is None else self._remote(setup, self.seats.target)
-            )
+            workers = self.seats.target is not None
+            verifier, drafter = self._in_workers(setup) if workers else self._in_this_process(setup)
             decoder = make_decoder(self.work.config, setup, verifier, drafter, self.work.plan.salt)
         work, prompters = self.work, self.work.prompters(setup.target.tokenizer())
         stream = FedStream(decoder, self.feed)
         return Answerer(work.config, work.plan, work.corpus(), prompters, stream, self.publications)
 
-    def _here(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
+    def _in_this_process(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
         """Target and drafter in this process."""
         config, limit = self.work.config, self.work.config.decoding.step_timeout
         verifier = WatchedVerifier(load_verifier(config, setup), self.watch, limit)
         drafter = load_drafter(config, setup)
         return verifier, None if drafter is None else WatchedDrafter(drafter, self.watch, limit)
 
-    def _remote(self, setup: Setup, seat: Seat) -> tuple[Verifier, Drafter | None]:
+    def _in_workers(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
         """Target and drafter in workers, which load side by side."""
         config, limit = self.work.config, self.work.config.decoding.step_timeout
-        seats, pool = self.seats.drafts, None
+        seat, seats, pool = self.seats.target, self.seats.drafts, None
+        assert seat is not None
         verifier = RemoteVerifier(
             lambda: Worker(seat.create(Target, config, setup, seat.threads), "the target worker"), limit, self._notice
         )

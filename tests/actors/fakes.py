@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from pipeline.errors import NightdeskError, WorkerLost
@@ -39,3 +41,16 @@ class FakeWorker:
 
 def dead(name: str = "the worker") -> WorkerLost:
     return WorkerLost(f"{name} is gone")
+
+
+class Dying:
+    """An actor in a replica's place that does not live to see its first call."""
+
+    def __init__(self, *arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def ready(self) -> bool:
+        return True
+
+    def poll(self, *arguments: object) -> None:
+        raise AssertionError("it is dead")

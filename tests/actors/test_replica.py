@@ -15,10 +15,10 @@ from actors.report import ReplicaReport
 from pipeline.config import JobConfig
 from pipeline.output.plan import Shard
 from tests.actors.processes import only_process
-from tests.actors.tiny_job import alone, answers, planned, tiny_job
+from tests.actors.tiny_job import alone, answers, nearly, planned, tiny_job
 from tests.models import tiny_folder
 
-ROWS, TOKENS, ROWS_PER_SHARD = 120, 40, 8
+ROWS, TOKENS, ROWS_PER_SHARD = 100, 24, 4
 PATIENCE = 60.0
 
 
@@ -65,8 +65,8 @@ class Running:
 @pytest.fixture(scope="module")
 def running(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("separate")
-    target = tiny_folder(folder / "target", seed=0)
-    draft = tiny_folder(folder / "draft", seed=0, num_hidden_layers=2)
+    target = tiny_folder(folder / "target", seed=0, num_hidden_layers=2)
+    draft = nearly(target, folder / "draft")
     config = tiny_job(folder, (target, draft), ROWS, TOKENS, ROWS_PER_SHARD, placement="separate", step_timeout=20.0)
     work, shards = planned(config)
     seats: Seats = reserve(place(config, [Node("here", 2)]), 20)
@@ -90,8 +90,8 @@ def test_workers_in_processes_of_their_own_answer_as_one_process_does(running: R
 
 def test_a_killed_draft_worker_changes_no_answer_and_drafting_returns(running: Running) -> None:
     before = running.finish()
-    running.give(2)
-    running.wait(before.kept.rows_done + 2)
+    running.give(3)
+    running.wait(before.kept.rows_done + 1)
     only_process("Draft").kill()
     report = running.finish()
     running.check()
@@ -99,15 +99,15 @@ def test_a_killed_draft_worker_changes_no_answer_and_drafting_returns(running: R
     drafted, deadline = report.kept.drafted, time.monotonic() + PATIENCE
     while running.finish().kept.drafted == drafted:  # a shard at a time, until its sequences are drafted again
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(1)
         running.give()
     running.check()
 
 
 def test_a_killed_target_worker_changes_no_answer(running: Running) -> None:
     before = running.finish()
-    running.give(2)
-    running.wait(before.kept.rows_done + 2)
+    running.give(3)
+    running.wait(before.kept.rows_done + 1)
     only_process("Target").kill()
     report = running.finish()
     running.check()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
 
 from jobs.run import execute
 from pipeline.config import JobConfig, parse_config
 from pipeline.engine import Engine
+from pipeline.engine.checkpoint import resolve
 from pipeline.errors import Stopped
 from pipeline.output.plan import Shard
 from pipeline.prompts.templates import Prompter
@@ -22,6 +26,16 @@ PROMPT = "Retell: {body}"
 
 def texts(rows: int) -> list[str]:
     return [f"{i} ships left the harbour" + " and sailed on" * (i % 5) for i in range(rows)]
+
+
+def nearly(model: Path, folder: Path) -> Path:
+    """A copy of a model with some noise on its weights: a draft that is often right, and not always."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    noisy = {name: w + 0.03 * w.std() * torch.randn(w.shape, generator=noise) for name, w in weights.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def tiny_job(
@@ -63,15 +77,12 @@ def planned(config: JobConfig) -> tuple[JobWork, list[Shard]]:
 
 
 def alone(config: JobConfig, rows: int) -> dict[str, str]:
-    """What one process without Ray answers, by id."""
-    engine = Engine.from_config(config)
-    setup_tokenizer = engine.decoder.detokenize.tokenizer  # type: ignore[attr-defined]
-    prompter = Prompter(config.tasks[0], setup_tokenizer, "body", 512)
-    params = config.tasks[0].sampling()
-    requests = []
-    for i, text in enumerate(texts(rows)):
-        document = Document(str(i), "", text, {"body": text})
-        requests.append(Request(str(i), prompter.render(document), params))
+    """What one process without Ray and without drafts answers, by id."""
+    engine = Engine.from_config(config.model_copy(update={"draft": ()}))
+    checkpoint = resolve(config.target.model)
+    prompter = Prompter(config.tasks[0], checkpoint.tokenizer(), "body", checkpoint.context_limit())
+    documents = [Document(str(i), "", text, {"body": text}) for i, text in enumerate(texts(rows))]
+    requests = [Request(d.id, prompter.render(d), config.tasks[0].sampling()) for d in documents]
     return {completion.key: completion.text for completion in engine.generate(requests)}
 
 

@@ -1,0 +1,111 @@
+"""Runs on Ray whose replica is killed, hangs or cannot load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.executor import RayExecutor
+from jobs.run import execute
+from pipeline.config import JobConfig
+from pipeline.errors import ModelError, WorkerLost
+from pipeline.output.plan import Shard
+from pipeline.stats import Progress
+from pipeline.work import JobWork
+from tests.actors.fakes import Dying
+from tests.actors.processes import actor_processes, only_process, wait_gone
+from tests.actors.tiny_job import alone, answers, tiny_job
+from tests.models import tiny_folder
+
+pytestmark = pytest.mark.usefixtures("ray_address")
+ROWS, TOKENS = 24, 24
+
+
+class Meddler(RayExecutor):
+    """Does something to the run once a few rows are answered."""
+
+    def __init__(self, config: JobConfig, meddle: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.meddle = meddle
+        self.total = Progress()
+        self.done = False
+
+    def run(self, work: JobWork, shards: list[Shard], report: Callable[[Progress], None]) -> None:
+        def reported(increment: Progress) -> None:
+            report(increment)
+            self.total += increment
+            if self.total.rows_done >= 2 and not self.done:
+                self.done = True
+                self.meddle()
+
+        super().run(work, shards, reported)
+
+
+def assert_gone(*actors: str) -> None:
+    """They end a moment after the run."""
+    for actor in actors:
+        for process in actor_processes(actor):
+            assert wait_gone(process, 10), process
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return tuple(tiny_folder(folder / str(i), seed=i, num_hidden_layers=1) for i in range(2))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return alone(tiny_job(tmp_path_factory.mktemp("alone"), models, ROWS, TOKENS), ROWS)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+def test_the_shards_of_a_lost_replica_are_answered_by_another(
+    how: signal.Signals, models: tuple[Path, Path], expected: dict[str, str], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    config = tiny_job(tmp_path, models, ROWS, TOKENS, placement="colocated", step_timeout=8.0)
+    executor = Meddler(config, lambda: os.kill(only_process("Replica").pid, how))
+    assert execute(config, executor=executor) == 0
+    assert executor.done
+    assert answers(config) == expected
+    assert executor.total.rows_done == ROWS, "what was lost is taken back"
+    assert executor.total.shards_done == ROWS // 8
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("the replica ")
+    assert caplog.messages[0].endswith("; replacing it")
+    assert executor.describe() == "Ray, colocated, 2 cores"
+    assert_gone("Replica")
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_run_with_its_own_error(
+    models: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_job(tmp_path, models, ROWS, TOKENS, placement="separate")
+    weights = tiny_folder(tmp_path / "broken", seed=2, num_hidden_layers=1) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    draft = config.draft[0].model_copy(update={"model": str(tmp_path / "broken")})
+    started = time.monotonic()
+    with pytest.raises(ModelError) as failure:
+        execute(config.model_copy(update={"draft": (draft,)}), executor=RayExecutor(config))
+    assert "broken" in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert time.monotonic() - started < 60
+    assert_gone("Replica", "Target", "Draft")
+    assert not caplog.messages
+
+
+def test_a_replica_that_dies_whenever_it_begins_ends_the_run(
+    models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_job(tmp_path, models, ROWS, TOKENS, placement="colocated")
+
+    monkeypatch.setattr("actors.executor.Replica", Dying)
+    lost = r"its process was killed .*; 3 replicas in a row were lost before they began"
+    with pytest.raises(WorkerLost, match=lost):
+        execute(config, executor=RayExecutor(config))

@@ -1,0 +1,78 @@
+"""The command on a Ray of its own and on one that is there: what it says, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+from actors.session import ROOT
+from pipeline.config import JobConfig
+from tests.actors.processes import wait_gone
+from tests.actors.tiny_job import alone, answers, tiny_job
+from tests.models import tiny_folder
+
+
+def command(config: JobConfig, file: Path, **environment: str) -> subprocess.Popen[str]:
+    """`python -m jobs run` in a process group of its own, as a terminal starts it."""
+    document: dict[str, Any] = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document["draft"] = document["draft"][0]
+    YAML().dump(document, file)
+    inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs", "run", str(file)],
+        cwd=ROOT, env=inherited | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return tuple(tiny_folder(folder / str(i), seed=i, num_hidden_layers=1) for i in range(2))  # type: ignore[return-value]
+
+
+def test_a_ray_that_is_there_is_used_and_stays(ray_address: str, models: tuple[Path, Path], tmp_path: Path) -> None:
+    config = tiny_job(tmp_path, models, rows=4, tokens=8)
+    run = command(config, tmp_path / "job.yaml", RAY_ADDRESS=ray_address)
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    assert answers(config) == alone(config, 4)
+    assert "ray" not in (out + err).replace(str(tmp_path), "").lower()
+    import ray
+
+    assert ray.is_initialized()
+    assert len(ray.nodes()) == 1
+
+
+def test_an_interrupted_run_leaves_neither_processes_nor_files(models: tuple[Path, Path], tmp_path: Path) -> None:
+    config = tiny_job(tmp_path, models, rows=2000, tokens=400, placement="separate")
+    run = command(config, tmp_path / "job.yaml")
+    workers = _started(run)
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 4, err
+    assert err.splitlines()[-1].startswith("nightdesk: stopped: ")
+    assert "Traceback" not in out + err
+    assert all(wait_gone(process, 10) for process in workers)
+    assert not list(Path("/tmp").glob(f"nd-{run.pid}-*"))
+
+
+def _started(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes of a run, once its target worker is there."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and run.poll() is None:
+        family = psutil.Process(run.pid).children(recursive=True)
+        titles = [" ".join(p.cmdline()) for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if any(title.startswith("ray::Target") for title in titles):
+            return family
+        time.sleep(0.2)
+    raise AssertionError(run.communicate())
