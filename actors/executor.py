@@ -14,9 +14,10 @@ from typing import Any
 import ray
 
 from actors.coordinator import Coordinator
-from actors.placement import Placement, Seats, place, reserve
+from actors.placement import Placement, place
 from actors.replica import Replica
 from actors.report import ReplicaReport
+from actors.seats import Seats, reserve
 from actors.session import nodes, ray_session
 from actors.worker import LOADING_SECONDS, Worker, answer
 from pipeline.config import JobConfig

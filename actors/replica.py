@@ -15,9 +15,9 @@ import torch
 
 from actors.draft import Draft, RemoteDrafter
 from actors.draft_pool import DraftPool
-from actors.placement import Seats
 from actors.publications import Publications
 from actors.report import ReplicaReport
+from actors.seats import Seats
 from actors.shard_feed import ShardFeed
 from actors.target import RemoteVerifier, Target
 from actors.watch import Watch, WatchedDrafter, WatchedVerifier

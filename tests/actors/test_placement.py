@@ -74,7 +74,7 @@ def test_threads_never_exceed_the_cores() -> None:
 def test_a_gpu_target_takes_one_core_and_leaves_the_others_to_a_draft_on_the_processor() -> None:
     assert place(job(gpus=1), on(8, gpus=1)) == Placement(False, Share(1, 1))
     assert place(job(MODEL, gpus=1), on(8, gpus=1)) == Placement(False, Share(8, 1))
-    assert place(job(MODEL, "separate", gpus=1), on(8, gpus=1)) == Placement(True, Share(1, 1), (Share(8),))
+    assert place(job(MODEL, "separate", gpus=1), on(8, gpus=1)) == Placement(True, Share(1, 1), (Share(7),))
 
 
 def test_missing_gpus_are_refused_with_the_arithmetic() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.placement import Node, Seats, place, reserve
+from actors.placement import Node, place
 from actors.replica import Replica
 from actors.report import ReplicaReport
+from actors.seats import Seats, reserve
 from pipeline.config import JobConfig
 from pipeline.output.plan import Shard
 from tests.actors.processes import only_process
