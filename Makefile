@@ -4,6 +4,7 @@ BIN := .venv/bin
 export NIGHTDESK_CACHE ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+export OMP_WAIT_POLICY ?= PASSIVE
 INSTALLED := .venv/.installed
 
 .PHONY: demo test test-all test-gpu lint setup model
