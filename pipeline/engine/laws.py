@@ -87,12 +87,13 @@ class Laws:
             scaled = scaled / self.divisor_R[part, None]
         top, best = scaled.max(-1)
         self.best_R[part] = best
-        self.finite_R[part] = torch.isfinite(top)
+        finite = torch.isfinite(top)
+        self.finite_R[part] = finite
         if not len(sampled):
             return
         mass = torch.exp(scaled - top[:, None]).sum(-1, dtype=torch.float64)
         self.normaliser_R[part] = top.double() + mass.log()
-        for i in sampled:
+        for i in sampled[finite.cpu().numpy()[sampled]]:  # there is nothing to keep of a law that is not finite
             row = part.start + int(i)
             top_k, top_p = int(decoding.top_k_R[row]), float(decoding.top_p_R[row])
             if (0 < top_k < self.size) or top_p < 1:
@@ -106,6 +107,8 @@ class Laws:
             values64 = values.double()
             if top_k < candidates:
                 floor = values[top_k - 1]
+                if candidates < self.size and values[-1] >= floor:
+                    continue  # ties with the k-th reach beyond the candidates
                 normaliser = values64[values >= floor].logsumexp(0)
             else:
                 if top_k < self.size:
