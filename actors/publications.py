@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -35,9 +34,10 @@ class Publications(Output):
         self._note(shard, counts)
         return created
 
-    def since(self, seen: int) -> Sequence[int]:
-        """The shards after the first `seen`."""
-        return self.shards[seen:]
+    def since(self, seen: int) -> tuple[tuple[int, ...], Progress]:
+        """The shards after the first `seen`, and the tally of all, as of one moment."""
+        with self._lock:
+            return tuple(self.shards[seen:]), self.tally
 
     def _note(self, shard: Shard, counts: Progress) -> None:
         with self._lock:

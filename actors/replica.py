@@ -63,17 +63,17 @@ class Replica:
         self.feed.give(give)
         if close:
             self.feed.close()
-        wants = self.feed.wants
-        kept, published = self.publications.tally, tuple(self.publications.since(seen))
+        ended = self.ended  # before all the rest: then nothing can change any more
+        published, kept = self.publications.since(seen)
         return ReplicaReport(
             published=published,
             total=self.total,
             kept=kept,
-            wants=wants,
+            wants=self.feed.wants,
             activity=self.watch.activity(),
             notices=tuple(self.notices),
             failure=self.failure,
-            ended=self.ended,
+            ended=ended,
         )
 
     def _work(self) -> None:

@@ -1,0 +1,42 @@
+"""What a replica has published, as it is told to the coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.publications import Publications
+from jobs.run import execute
+from pipeline.answering import Answerer, Report
+from pipeline.output.plan import Shard
+from pipeline.output.store import open_store
+from pipeline.stats import Progress
+from pipeline.work import JobWork
+from tests.stub_engine import ByteTokenizer, StubEngine, job, local, stub_models, write_stories
+
+
+class Noting:
+    """Answers as a replica does; the first shard was published by somebody else."""
+
+    def run(self, work: JobWork, shards: list[Shard], report: Report) -> None:
+        local().run(work, shards[:1], report)
+        self.publications = Publications(open_store(work.config.output.path))
+        prompters = work.prompters(ByteTokenizer())  # type: ignore[arg-type]
+        answerer = Answerer(work.config, work.plan, work.corpus(), prompters, StubEngine(), self.publications)
+        answerer.run(shards, report)
+
+    def describe(self) -> str:
+        return "here"
+
+
+def test_every_shard_is_noted_once_with_its_counts_whoever_published_it(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 12)
+    noting = Noting()
+    assert execute(job(tmp_path), executor=noting, models=stub_models()) == 0
+    shards, tally = noting.publications.since(0)
+    assert shards[0] == 0
+    assert sorted(shards) == [0, 1, 2]
+    assert noting.publications.since(2) == (shards[2:], tally)
+    assert tally == Progress(
+        rows_done=12, shards_done=3, requests=8, prompt_tokens=tally.prompt_tokens, new_tokens=tally.new_tokens,
+        drafted=32, accepted=16, steps=16,
+    )  # fmt: skip
