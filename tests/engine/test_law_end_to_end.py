@@ -33,7 +33,7 @@ from tests.models import tiny_model
 from tests.oracle import SequenceLaw
 
 VOCABULARY, LENGTH, SLOTS, CONTEXT = 6, 3, 64, 40
-SAMPLES = 4200
+SAMPLES, SAMPLES_OF_BUGS = 4000, 1300  # most show sooner
 FITS, MISFITS = 1e-3, 1e-6
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -97,8 +97,8 @@ def emitted(kind: str, requests: list[Request], draft_tokens: int = 2) -> list[t
     return [tuple(a.token_ids) for a in answers]
 
 
-def p_value(kind: str, params: SamplingParams) -> float:
-    texts = emitted(kind, [Request(str(i), list(PROMPT), params) for i in range(SAMPLES)])
+def p_value(kind: str, params: SamplingParams, samples: int = SAMPLES) -> float:
+    texts = emitted(kind, [Request(str(i), list(PROMPT), params) for i in range(samples)])
     law = expected_law(PROMPT, LENGTH, params.temperature, params.top_p)
     return oracle.g_test(Counter(texts), law)
 
@@ -121,7 +121,7 @@ def test_emitted_texts_have_the_targets_law(kind: str, params: SamplingParams) -
 def test_mixed_batch_gives_each_kind_of_row_its_own_law() -> None:
     """Greedy, cool and hot rows with 1 to 4 tokens to go and different prompts, all in each other's company."""
     kinds = list(itertools.product([PROMPT, PROMPT[:3], (4,)], [0.0, 0.7, 1.3], [1, 2, 4]))
-    each = 170
+    each = 150
     requests = [
         Request(f"{i}/{k}", list(prompt), SamplingParams(length, temperature=temperature))
         for i in range(each)
@@ -255,4 +255,5 @@ def test_planted_bug_misses_the_law(
     plant: Callable[[pytest.MonkeyPatch], None], kind: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert p_value(kind, params) < MISFITS
+    samples = SAMPLES if plant is redraw_with_the_numbers_that_drafted else SAMPLES_OF_BUGS
+    assert p_value(kind, params, samples) < MISFITS
