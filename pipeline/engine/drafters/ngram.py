@@ -75,18 +75,18 @@ class NgramDrafter:
 
     def _open(self, request: DraftRequest) -> None:
         feed = request.feed
-        for copy in request.copies:
-            if len(self.histories[copy.source].tokens) < copy.length:
+        for copy in request.copies:  # one by one: a copy may be the source of a later one
+            held = self.histories[copy.source].tokens
+            if len(held) < copy.length:
                 raise CacheMiss(feed.sequences[feed.slots == copy.target])
-        for copy in request.copies:
             history = History()
-            history.extend(self.histories[copy.source].tokens[: copy.length])
+            history.extend(held[: copy.length])
             self.histories[copy.target] = history
         slot_of = dict(zip(feed.sequences.tolist(), feed.slots.tolist(), strict=True))
         for opening in request.openings:
             self.owners[slot_of[opening.sequence]] = opening.sequence
-        held = np.array([len(self.histories[slot].tokens) for slot in feed.slots], dtype=np.int64)
-        missing = (self.owners[feed.slots] != feed.sequences) | (held < feed.cached)
+        lengths = np.array([len(self.histories[slot].tokens) for slot in feed.slots], dtype=np.int64)
+        missing = (self.owners[feed.slots] != feed.sequences) | (lengths < feed.cached)
         if missing.any():
             raise CacheMiss(feed.sequences[missing])
 
