@@ -33,7 +33,7 @@ from tests.models import tiny_model
 from tests.oracle import SequenceLaw
 
 VOCABULARY, LENGTH, SLOTS, CONTEXT = 6, 3, 64, 40
-SAMPLES, SAMPLES_OF_BUGS = 4000, 1300  # most show sooner
+SAMPLES, SAMPLES_OF_FEW, SAMPLES_OF_BUGS = 4000, 2500, 1300  # filtered texts are few; most bugs show sooner
 FITS, MISFITS = 1e-3, 1e-6
 SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
@@ -97,7 +97,7 @@ def emitted(kind: str, requests: list[Request], draft_tokens: int = 2) -> list[t
     return [tuple(a.token_ids) for a in answers]
 
 
-def p_value(kind: str, params: SamplingParams, samples: int = SAMPLES) -> float:
+def p_value(kind: str, params: SamplingParams, samples: int) -> float:
     texts = emitted(kind, [Request(str(i), list(PROMPT), params) for i in range(samples)])
     law = expected_law(PROMPT, LENGTH, params.temperature, params.top_p)
     return oracle.g_test(Counter(texts), law)
@@ -115,13 +115,13 @@ def test_the_laws_compared_differ_from_each_other_and_from_even_ones() -> None:
 @pytest.mark.parametrize("params", [WARM, NUCLEUS], ids=["warm", "nucleus"])
 @pytest.mark.parametrize("kind", ["none", "ngram", "itself", "model"])
 def test_emitted_texts_have_the_targets_law(kind: str, params: SamplingParams) -> None:
-    assert p_value(kind, params) > FITS
+    assert p_value(kind, params, SAMPLES if params is WARM else SAMPLES_OF_FEW) > FITS
 
 
 def test_mixed_batch_gives_each_kind_of_row_its_own_law() -> None:
     """Greedy, cool and hot rows with 1 to 4 tokens to go and different prompts, all in each other's company."""
     kinds = list(itertools.product([PROMPT, PROMPT[:3], (4,)], [0.0, 0.7, 1.3], [1, 2, 4]))
-    each = 150
+    each = 110
     requests = [
         Request(f"{i}/{k}", list(prompt), SamplingParams(length, temperature=temperature))
         for i in range(each)
