@@ -54,7 +54,7 @@ def test_a_ray_that_is_there_is_used_and_stays(ray_address: str, models: tuple[P
 
 
 def test_an_interrupted_run_leaves_neither_processes_nor_files(models: tuple[Path, Path], tmp_path: Path) -> None:
-    config = tiny_job(tmp_path, models, rows=2000, tokens=400, placement="separate")
+    config = tiny_job(tmp_path, models, rows=2000, tokens=400)
     run = command(config, tmp_path / "job.yaml")
     workers = _started(run)
     os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does
@@ -67,12 +67,12 @@ def test_an_interrupted_run_leaves_neither_processes_nor_files(models: tuple[Pat
 
 
 def _started(run: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All processes of a run, once its target worker is there."""
+    """All processes of a run, once its replica is there."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and run.poll() is None:
         family = psutil.Process(run.pid).children(recursive=True)
         titles = [" ".join(p.cmdline()) for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        if any(title.startswith("ray::Target") for title in titles):
+        if any(title.startswith("ray::Replica") for title in titles):
             return family
         time.sleep(0.2)
     raise AssertionError(run.communicate())
