@@ -64,9 +64,8 @@ class Ours:
             "model": lambda: ModelDrafter(self.models["draft"], 64, "sample", 256),
         }[self.kind]()
         limits = Limits(self.batch, target.cache.limit, 0 if drafter is None else args.draft_tokens, 256)
-        scheduler = Scheduler(
-            limits, (), 0, 0, drafter is not None and drafter.keeps_proposals, None if drafter is None else drafter.chunk
-        )
+        keeps, chunk = (False, None) if drafter is None else (drafter.keeps_proposals, drafter.chunk)
+        scheduler = Scheduler(limits, (), 0, 0, keeps, chunk)
         decoder = Decoder(scheduler, _Timed(TargetVerifier(target), self), drafter, Detokenizer(args.tokenizer))
         params = SamplingParams(args.new_tokens, ignore_eos=True)
         self.forward_seconds, self.drafted, self.accepted, self.steps = 0.0, 0, 0, 0
@@ -127,7 +126,8 @@ def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], ref
     inputs = prompts(args.checkpoint, args.stories)
     if batch == 1:
         inputs = inputs[: max(4, args.stories // 4)]
-    contenders: dict[str, Callable[[list[list[int]]], int]] = {"transformers": Theirs(reference, batch, args.new_tokens)}
+    contenders: dict[str, Callable[[list[list[int]]], int]] = {}
+    contenders["transformers"] = Theirs(reference, batch, args.new_tokens)
     contenders |= {kind: Ours(args, kind, batch, models) for kind in args.drafters}
     rounds: list[dict[str, float]] = []
     outside = []
