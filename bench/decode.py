@@ -1,7 +1,8 @@
 """Tokens per second of the engine against transformers' `generate`, in one process, taking turns.
 
     python bench/decode.py [--target MODEL] [--draft MODEL] [--dtype float32] [--threads 2] [--stories 16]
-                           [--new-tokens 32] [--batches 1,4,16] [--rounds 3] [--drafters none,ngram] [--json FILE]
+                           [--words 450] [--new-tokens 32] [--batches 1,4,16] [--rounds 3] [--drafters none,ngram]
+                           [--json FILE]
 
 Every round decodes the same stories (the bundled sample, greedy, end-of-text ignored, prompt pass included) with
 each contender, in turning order. Printed are medians, and medians of the rounds' ratios: of `none` to transformers
@@ -35,10 +36,10 @@ SAMPLE = Path(__file__).resolve().parents[1] / "configs/sample/stories.parquet"
 INSTRUCTION = "Summarise the article in one or two sentences.\n\n"
 
 
-def prompts(checkpoint: Checkpoint, count: int) -> list[list[int]]:
-    """Chat prompts over bundled stories of at most 450 words, lengths mixed."""
+def prompts(checkpoint: Checkpoint, count: int, words: int) -> list[list[int]]:
+    """Chat prompts over bundled stories of at most so many words, lengths mixed."""
     tokenizer = checkpoint.tokenizer()
-    bodies = [b for b in pq.read_table(SAMPLE, columns=["body"])["body"].to_pylist() if len(b.split()) <= 450]
+    bodies = [b for b in pq.read_table(SAMPLE, columns=["body"])["body"].to_pylist() if len(b.split()) <= words]
     rendered = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": INSTRUCTION + body}], tokenize=False, add_generation_prompt=True
@@ -123,7 +124,7 @@ class Theirs:
 
 
 def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], reference: torch.nn.Module) -> dict:
-    inputs = prompts(args.checkpoint, args.stories)
+    inputs = prompts(args.checkpoint, args.stories, args.words)
     if batch == 1:
         inputs = inputs[: max(4, args.stories // 4)]
     contenders: dict[str, Callable[[list[list[int]]], int]] = {}
@@ -131,7 +132,7 @@ def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], ref
     contenders |= {kind: Ours(args, kind, batch, models) for kind in args.drafters}
     rounds: list[dict[str, float]] = []
     outside = []
-    for turn in range(args.rounds + 1):
+    for turn in range(args.warmup + args.rounds):
         names = list(contenders)
         names = names[turn % len(names) :] + names[: turn % len(names)]
         taken = {}
@@ -144,7 +145,7 @@ def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], ref
                 none = contenders["none"]
                 assert isinstance(none, Ours)
                 outside.append(1 - none.forward_seconds / seconds)
-        if turn:  # the first round warms up
+        if turn >= args.warmup:
             rounds.append(taken)
     found = {"batch": batch, "stories": len(inputs), "prompt_tokens": sum(map(len, inputs))}
     for name, contender in contenders.items():
@@ -156,7 +157,7 @@ def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], ref
         if isinstance(contender, Ours) and contender.drafted:
             found[name]["acceptance"] = round(contender.accepted / contender.drafted, 2)
             found[name]["tokens_per_step"] = round(1 + contender.accepted / contender.steps, 2)
-    found["outside_share_of_none"] = round(statistics.median(outside[1:]), 4)
+    found["outside_share_of_none"] = round(statistics.median(outside[args.warmup :]), 4)
     return found
 
 
@@ -167,10 +168,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stories", type=int, default=16)
+    parser.add_argument("--words", type=int, default=450, help="longest story")
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=1, help="rounds before those that count")
     parser.add_argument("--drafters", default="none,ngram")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -182,7 +185,7 @@ def main() -> None:
     reference = load_model(args.checkpoint, dtype)
     results = []
     for batch in map(int, args.batches.split(",")):
-        longest = max(map(len, prompts(args.checkpoint, args.stories))) + args.new_tokens
+        longest = max(map(len, prompts(args.checkpoint, args.stories, args.words))) + args.new_tokens
         vocabulary = len(args.tokenizer)
         models = {"target": Runner.load(args.checkpoint, dtype, "cpu", batch, longest, vocabulary)}
         if args.draft:
