@@ -21,7 +21,7 @@ from rich.table import Table
 from jobs.estimate import Memory, Work, available_memory, gigabytes, memory_of, require_memory, seconds_from_probe
 from jobs.progress import duration
 from pipeline.config import JobConfig
-from pipeline.corpus.listing import InputFile, list_files
+from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.engine.assembly import Setup, agree, drafting
 from pipeline.errors import OutputError, PromptError
@@ -124,6 +124,7 @@ def check_job(config: JobConfig, as_json: bool = False, timed: bool = False) -> 
 
 def examine(config: JobConfig, timed: bool = False) -> Findings:
     """Look at models, corpus and machine, the cheapest and likeliest to be wrong first."""
+    refuse_overlap(config.input, config.output.path)
     files = list_files(config.input)
     setup = agree(config)
     prompters = make_prompters(config, setup)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from jobs.closing import print_answers
 from jobs.progress import ProgressLine
 from pipeline.config import JobConfig
-from pipeline.corpus.listing import InputFile, list_files
+from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.errors import OutputError, Stopped
 from pipeline.fingerprint import answer_values
 from pipeline.output.claim import Claim
@@ -67,6 +67,7 @@ def execute(
 
     `limit` overrides `input.limit`. The executor is Ray by default; `models` are found on disk by default.
     """
+    refuse_overlap(config.input, config.output.path)
     models = models or _models_on_disk(config)
     ask = _asked(config, models, limit, fresh)
     output = Output(open_store(config.output.path))

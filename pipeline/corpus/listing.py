@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import glob_translate
 
-from pipeline.errors import CorpusError
+from pipeline.errors import CorpusError, OutputError
 
 _LOG = logging.getLogger(__name__)
 _FORMATS = {
@@ -31,6 +33,7 @@ _FORMATS = {
 }
 _ALIKE = {"jsonl": {"jsonl", "json"}, "json": {"jsonl", "json"}}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
+_APART = "give a folder beside the input, or one whose name begins with _"
 
 
 class ListedInput(Protocol):
@@ -82,6 +85,24 @@ def list_files(input: ListedInput) -> list[InputFile]:
     return listed
 
 
+def refuse_overlap(input: ListedInput, output: str) -> None:
+    """OutputError where the parts of an output there would be input, or the input would be read with the parts.
+
+    Looks at local paths alone, so that the first run is refused and not the second.
+    """
+    folder = os.path.realpath(output)
+    part = f"{folder}/part.parquet"
+    for path in input.paths:
+        plain = path if os.path.exists(path) or not _wildcard(path) else _fixed_part(path)
+        root, rest = os.path.realpath(plain), path[len(plain) :]
+        if _is_below(part, root) and (
+            re.fullmatch(glob_translate(root + rest), part) if rest else input.format in ("auto", "parquet")
+        ):
+            raise OutputError(f"output.path: a run would read its own parts in {folder} as input ({path}); {_APART}")
+        if root == folder or _is_below(root, folder):
+            raise OutputError(f"output.path: {folder} holds the input ({path}), which would be read as parts; {_APART}")
+
+
 def compression(path: str) -> str | None:
     """How the file is compressed, by its name."""
     return _COMPRESSIONS.get(PurePosixPath(path).suffix.lower())
@@ -104,7 +125,7 @@ def _find(path: str) -> Iterator[_Found]:
     elif filesystem.exists(plain):
         yield _Found(filesystem, plain, filesystem.info(plain), plain.rpartition("/")[0], by="file")
         return
-    elif any(mark in plain for mark in "*?["):
+    elif _wildcard(plain):
         found, root, by = *_match(filesystem, plain, path), "glob"
     else:
         raise CorpusError(f"input.path: {path} does not exist")
@@ -114,11 +135,26 @@ def _find(path: str) -> Iterator[_Found]:
 
 
 def _match(filesystem: Any, pattern: str, path: str) -> tuple[dict[str, Mapping[str, Any]], str]:
-    first = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
-    root = pattern[:first].rpartition("/")[0]
+    root = _fixed_part(pattern)
     if not filesystem.isdir(root):
         raise CorpusError(f"input.path: {path} does not exist (there is no folder {root})")
     return filesystem.glob(pattern, detail=True), root
+
+
+def _wildcard(path: str) -> bool:
+    return any(mark in path for mark in "*?[")
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder before the first wildcard."""
+    first = min(pattern.find(mark) for mark in "*?[" if mark in pattern)
+    return pattern[:first].rpartition("/")[0]
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether a reader of the folder meets this path: below it, and not hidden there."""
+    above = folder.rstrip("/") + "/"
+    return path.startswith(above) and not _hidden(path[len(above) :])
 
 
 def _common_root(roots: set[str]) -> str:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.corpus.listing import InputFile, compression, format_of, list_files
-from pipeline.errors import CorpusError
+from pipeline.corpus.listing import InputFile, compression, format_of, list_files, refuse_overlap
+from pipeline.errors import CorpusError, OutputError
 
 
 def listed(*paths: Path | str, format: str = "auto") -> list[InputFile]:
@@ -109,3 +109,44 @@ def test_a_name_with_wildcard_characters_that_exists_is_a_file(tmp_path: Path) -
 )  # fmt: skip
 def test_names_say_format_and_compression(name: str, format: str | None, packed: str | None) -> None:
     assert (format_of(name), compression(name)) == (format, packed)
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "output"),
+    [
+        ("in", "auto", "in/out"),
+        ("in", "parquet", "in"),
+        ("in/**/*.parquet", "auto", "in/deep/out"),
+        ("in/*.jsonl", "auto", "in"),
+        ("out/in", "jsonl", "out"),
+        ("out/a.jsonl", "auto", "out"),
+        ("link", "auto", "in/out"),
+        ("in", "auto", "link/out"),
+    ],
+)
+def test_an_output_that_would_be_read_as_input_or_with_it_is_refused(
+    tmp_path: Path, path: str, format: str, output: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    with pytest.raises(OutputError, match=r"output\.path"):
+        refuse_overlap(SimpleNamespace(paths=(str(tmp_path / path),), format=format), str(tmp_path / output))
+
+
+@pytest.mark.parametrize(
+    ("path", "format", "output"),
+    [
+        ("in", "auto", "out"),
+        ("in", "auto", "in/_out"),
+        ("in", "auto", "inside"),
+        ("in", "jsonl", "in/out"),
+        ("in/*.parquet", "auto", "in/out"),
+        ("in/**/*.csv", "auto", "in/out"),
+        ("a.jsonl", "auto", "out"),
+        ("out/_in", "auto", "out"),
+    ],
+)
+def test_an_output_beside_the_input_or_hidden_in_it_is_not(
+    tmp_path: Path, path: str, format: str, output: str
+) -> None:
+    refuse_overlap(SimpleNamespace(paths=(str(tmp_path / path),), format=format), str(tmp_path / output))

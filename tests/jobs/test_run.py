@@ -480,3 +480,10 @@ def test_beside_another_run_work_begins_at_the_other_end(tmp_path: Path) -> None
     executor = Backwards()
     assert execute(job(tmp_path), executor=executor, models=stub_models()) == 0
     assert executor.given == [2, 1, 0]
+
+
+def test_an_output_inside_the_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 2)
+    with pytest.raises(OutputError, match="its own parts"):
+        run(job(tmp_path, output__path=str(tmp_path / "in/out")))
+    assert not (tmp_path / "in/out").exists()
