@@ -57,16 +57,30 @@ def common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 
 
 def settled(type: pa.DataType) -> pa.DataType:
-    """The type as it is written: dictionaries as their values, and text where only nulls were seen."""
+    """The type as it is written: dictionaries as their values, views as what they show, text where all was null.
+
+    Arrow can't write or pandas can't read the others inside of lists and structs.
+    """
     type = _values(type)
     if kinds.is_null(type) or (kinds.is_struct(type) and type.num_fields == 0):
         return pa.string()
+    if kinds.is_string_view(type) or kinds.is_binary_view(type):
+        return pa.string() if kinds.is_string_view(type) else pa.binary()
     if kinds.is_struct(type):
-        return pa.struct([field.with_type(settled(field.type)) for field in type])
-    if kinds.is_list(type) or kinds.is_large_list(type):
-        make = pa.list_ if kinds.is_list(type) else pa.large_list
-        return make(type.value_field.with_type(settled(type.value_type)))
+        return pa.struct([_settled_field(field) for field in type])
+    if kinds.is_list(type):
+        return pa.list_(_settled_field(type.value_field))
+    if kinds.is_large_list(type):
+        return pa.large_list(_settled_field(type.value_field))
+    if kinds.is_fixed_size_list(type):
+        return pa.list_(_settled_field(type.value_field), type.list_size)
+    if kinds.is_map(type):
+        return pa.map_(settled(type.key_type), _settled_field(type.item_field), type.keys_sorted)
     return type
+
+
+def _settled_field(field: pa.Field) -> pa.Field:
+    return field.with_type(settled(field.type))
 
 
 def fit(column: Column, type: pa.DataType, name: str) -> tuple[pa.Array, dict[int, str]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as kinds
 import pytest
 
 from pipeline.corpus.kept import common, fit, infer, plain, settled
@@ -52,6 +56,28 @@ def test_types_of_two_files_are_joined_where_no_value_changes(
     first: pa.DataType, second: pa.DataType, joined: pa.DataType
 ) -> None:
     assert common(first, second).equals(joined)
+
+
+@pytest.mark.parametrize("view", [pa.string_view(), pa.binary_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_nested_views_and_dictionaries_are_written_plainly_and_read_by_pandas(view: pa.DataType) -> None:
+    columns = {
+        "list": pa.array([["a"], None], pa.list_(view)),
+        "large": pa.array([["a"], None], pa.large_list(view)),
+        "fixed": pa.array([["a"], None], pa.list_(view, 1)),
+        "struct": pa.array([{"x": "a"}, None], pa.struct([("x", view)])),
+        "map": pa.array([[("k", "a")], None], pa.map_(pa.string(), view)),
+        "deep": pa.array([[{"x": ["a"]}], None], pa.list_(pa.struct([("x", pa.list_(view))]))),
+    }
+    fitted = {name: fit(column, settled(column.type), name) for name, column in columns.items()}
+    assert [misfits for _, misfits in fitted.values()] == [{}] * len(columns)
+    sink = pa.BufferOutputStream()
+    table = pa.table({name: array for name, (array, _) in fitted.items()})
+    pq.write_table(pa.concat_tables([table.slice(0, 1), table.slice(1)]), sink, row_group_size=2)
+    frame = pd.read_parquet(io.BytesIO(sink.getvalue().to_pybytes()))
+    value = b"a" if kinds.is_binary_view(view) else "a"
+    assert frame["struct"][0] == {"x": value}
+    assert [list(frame[name][0]) for name in ("list", "large", "fixed")] == [[value]] * 3
+    assert list(frame["map"][0]) == [("k", value)]
 
 
 def test_what_only_nulls_were_seen_of_is_written_as_text() -> None:
