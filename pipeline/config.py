@@ -227,7 +227,7 @@ class TaskConfig(Section):
     system: Text | None = Field(None, description="Template of the system turn, where the chat template has one.")
     max_new_tokens: Count = Field(128, description="Tokens of an answer at most; then it ends with length.")
     temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token; 1 is the model's own law.")
-    top_k: int = Field(0, ge=0, description="Keep this many likeliest tokens; 0 keeps all.")
+    top_k: int = Field(0, ge=0, lt=2**63, description="Keep this many likeliest tokens; 0 keeps all.")
     top_p: float = Field(1.0, gt=0, le=1, description="Keep the likeliest tokens that reach this mass; 1 keeps all.")
     min_p: float = Field(0.0, ge=0, le=1, description="Drop tokens below this share of the likeliest one's mass.")
     repetition_penalty: float = Field(

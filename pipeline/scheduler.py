@@ -11,9 +11,12 @@ sequence, the tail after a fully accepted block, and the whole prefix after a wo
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +27,13 @@ from pipeline.sequence import Sequence
 
 _DECODED = {"max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos"}
 _LATER = {f.name: getattr(SamplingParams(1), f.name) for f in fields(SamplingParams) if f.name not in _DECODED}
+_INTEGERS = 2**63  # what a tensor holds
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "max_new_tokens": (lambda value: isinstance(value, Integral) and int(value) >= 1, "a whole number, at least 1"),
+    "temperature": (lambda value: isinstance(value, Real) and 0 <= float(value) < math.inf, "a number, at least 0"),
+    "top_k": (lambda value: isinstance(value, Integral) and 0 <= int(value) < _INTEGERS, "a whole number, at least 0"),
+    "top_p": (lambda value: isinstance(value, Real) and 0 < float(value) <= 1, "above 0 and at most 1"),
+}
 
 SHORTEST_COPY = 8  # tokens; a shorter common prefix is cheaper to compute again than to copy
 
@@ -202,8 +212,10 @@ class Scheduler:
             return "the prompt has no tokens"
         if len(tokens) >= self.limits.context:
             return f"the prompt has {len(tokens)} tokens, the context {self.limits.context}: no room for an answer"
-        if request.params.max_new_tokens < 1:
-            return f"max_new_tokens is {request.params.max_new_tokens}: it must be at least 1"
+        for name, (fits, meaning) in _RANGES.items():
+            value = getattr(request.params, name)
+            if not fits(value):
+                return f"{name} is {value!r}: it must be {meaning}"
         for name, default in _LATER.items():
             if getattr(request.params, name) != default:
                 return f"{name} is {getattr(request.params, name)!r}: only {default!r} can be decoded so far"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -403,6 +404,20 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
         (request("a", [1], 0), "max_new_tokens"),
         (request("a", [1, 50]), "outside"),
         (request("a", [-1]), "outside"),
+        *(
+            (Request("a", [1], SamplingParams(**{"max_new_tokens": 4, name: value})), name)  # type: ignore[arg-type]
+            for name, value in [
+                ("max_new_tokens", 2.5),
+                ("temperature", -1.0),
+                ("temperature", math.nan),
+                ("temperature", "hot"),
+                ("top_k", -1),
+                ("top_k", 10**30),
+                ("top_p", 0.0),
+                ("top_p", 1.5),
+                ("top_p", math.nan),
+            ]
+        ),
     ],
 )
 def test_request_that_cannot_be_decoded_is_answered_with_the_reason(bad: Request, words: str) -> None:
