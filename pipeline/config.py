@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,8 +30,16 @@ from pipeline.jobfile import Misplaced, explain, field_at, override, read_mappin
 from pipeline.prompts.templates import template_fields
 from pipeline.records import SamplingParams
 
+
+def _without_nul(path: str) -> str:
+    if "\0" in path:
+        raise ValueError(f"{short(path)} holds a NUL character, which no path can")
+    return path
+
+
 Auto = Literal["auto"]
 Text = Annotated[str, Field(min_length=1)]
+Path = Annotated[Text, AfterValidator(_without_nul)]
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -56,7 +65,7 @@ def _as_tuple(value: Any) -> Any:
 class InputConfig(Section):
     """The documents: where they are, and which columns matter."""
 
-    path: Text | Annotated[tuple[Text, ...], Field(min_length=1)] = Field(
+    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
         description="Folder, file or glob, or a list of them. Relative paths start at the current directory."
     )
     format: Literal["auto", "parquet", "jsonl", "json", "csv", "tsv", "text", "warc"] = Field(
@@ -113,7 +122,7 @@ class InputConfig(Section):
 class OutputConfig(Section):
     """The Parquet folder that a run leaves."""
 
-    path: Text = Field(description="Folder of the output; made if it does not exist.")
+    path: Path = Field(description="Folder of the output; made if it does not exist.")
     format: Literal["parquet", "delta"] = Field("parquet", description="parquet is plain files; delta adds its log.")
     partition_by: tuple[Text, ...] = Field((), description="Input columns that become key=value folders.")
     rows_per_shard: Count = Field(

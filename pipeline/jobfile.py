@@ -58,7 +58,10 @@ def parse_yaml(text: str) -> Any:
     """The value of one YAML document. Raises ruamel's `YAMLError`, for a duplicate key too."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
-    return yaml.load(io.StringIO(text))
+    try:
+        return yaml.load(io.StringIO(text))
+    except RecursionError:
+        raise YAMLError("nested too deeply") from None
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -203,7 +206,8 @@ def _real_keys(detail: Any, mapping: Mapping[str, Any]) -> tuple[str | int, ...]
         if (isinstance(value, Mapping) and key in value) or (isinstance(value, list | tuple) and isinstance(key, int)):
             keys.append(key)
             value = value[key]
-    if detail["type"] == "missing":
+    named = detail["type"] in ("missing", "invalid_key")  # a key that is no string is told as text: "None"
+    if named and keys[-1:] != [detail["loc"][-1]]:
         keys.append(detail["loc"][-1])
     return tuple(keys)
 

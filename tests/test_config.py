@@ -640,3 +640,20 @@ class TestOverrides:
     def test_an_error_elsewhere_is_still_the_files(self, path: Path) -> None:
         path.write_text(SMALL.replace("text: body", "text: 3"))
         assert self.error(path, "seed=1").startswith(f"{path}: input.text: ")
+
+
+@pytest.mark.parametrize("key", [None, 1.5, True])
+def test_a_key_that_is_no_string_is_an_unknown_key(key: Any) -> None:
+    assert "unknown key" in problem({**mapping(), key: 1})
+
+
+def test_a_job_file_that_is_nested_without_end_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: " + "[" * 2000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("key", ["input.path", "output.path"])
+def test_a_path_with_nul_is_refused(key: str) -> None:
+    assert "NUL" in problem(with_value(key, "a\0b"))
