@@ -10,12 +10,11 @@ INSTALLED := .venv/.installed
 .PHONY: demo test test-all test-gpu lint setup model
 
 $(INSTALLED): pyproject.toml Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0 2>&1 | grep -v "^WARNING: Location" || true
-	$(BIN)/python -c "import torch"
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]' 2>&1 | grep -v "^WARNING: Location" || true
-	$(BIN)/python -c "import ray, transformers, pyarrow, pytest"
-	touch $@
+	@echo "installing into .venv: about 2 GB, some minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check torch==2.13.0
+	@$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]'
+	@touch $@
 
 setup: $(INSTALLED)
 
@@ -43,5 +42,6 @@ model: $(MODEL)
 
 $(MODEL): $(INSTALLED) infra/fetch_demo_model.py
 	$(BIN)/python infra/fetch_demo_model.py $@
-	touch $@
-	$(BIN)/python -c "from pipeline.engine.checkpoint import *; resolve('$@').weights_folder(resolve_dtype('auto', 'cpu'))"
+	@touch $@
+	@echo "converting the model, once"
+	@$(BIN)/python -c "from pipeline.engine.checkpoint import *; resolve('$@').weights_folder(resolve_dtype('auto', 'cpu'))"

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from pipeline.stats import Progress
 
+FEWEST_ROWS = 4  # finished in the window, before a rate of rows means anything
 WINDOW = 60.0  # seconds that a rate looks back: long enough to be calm, short enough to follow a change
 
 
@@ -81,6 +82,8 @@ class ProgressLine:
     def line(self) -> str:
         """The line as it stands: rows, tokens per second, accepted per step, errors, time left."""
         total = self.total
+        if not total.new_tokens and total.rows_done < total.rows_total:
+            return f"{total.rows_done:,}/{total.rows_total:,} rows  starting Ray, loading models, reading prompts"
         tokens, left = self._rate_and_left()
         accepted = f"{total.accepted_per_step:.2f} accepted/step" if total.drafted else "no drafts"
         return "  ".join(
@@ -108,7 +111,8 @@ class ProgressLine:
         seconds = last[0] - start
         if seconds <= 0:
             return 0.0, None
-        row_rate = (last[1] - rows) / seconds
+        rows_seen = last[1] - rows
+        row_rate = rows_seen / seconds if rows_seen >= FEWEST_ROWS else 0.0
         remaining = max(self.total.rows_total - self.total.rows_done, 0)
         return (last[2] - tokens) / seconds, remaining / row_rate if row_rate > 0 else None
 
