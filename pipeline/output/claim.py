@@ -34,8 +34,8 @@ class Holder:
     heartbeat: float
 
     def is_alive(self) -> bool:
-        """A silent holder is dead, and so is one whose process on this machine is gone."""
-        if time.time() - self.heartbeat > SILENT_SECONDS:
+        """A silent holder is dead, one from the future too, and one whose process on this machine is gone."""
+        if abs(time.time() - self.heartbeat) > SILENT_SECONDS:
             return False
         return self.host != socket.gethostname() or _runs(self.pid)
 

@@ -51,6 +51,12 @@ def test_a_silent_claim_is_nobodys(store: LocalStore) -> None:
         assert holder_of(store) != claim.other
 
 
+def test_a_claim_from_before_the_clock_was_put_back_is_nobodys(store: LocalStore) -> None:
+    put_up(store, "elsewhere", 1, age=-SILENT_SECONDS - 10)
+    with Claim(store) as claim:
+        assert claim.other is None
+
+
 def test_a_claim_of_a_process_that_is_gone_from_this_machine_is_nobodys(store: LocalStore) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
