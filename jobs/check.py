@@ -27,7 +27,7 @@ from pipeline.engine.assembly import Setup, agree, drafting
 from pipeline.errors import OutputError, PromptError
 from pipeline.fingerprint import answer_values, differences
 from pipeline.output.coverage import coverage, same_content
-from pipeline.output.folder import Output, refuse_unplanned_parts
+from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.output.store import open_store
 from pipeline.planning import column_values, prompt_fields
 from pipeline.prompts.templates import Prompter
@@ -180,6 +180,7 @@ def require_columns(corpus: Corpus) -> None:
 def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -> int:
     """Rows of these files that the output holds; OutputError if it belongs to a job that answers otherwise."""
     output = Output(open_store(config.output.path))
+    refuse_foreign_files(output)
     refuse_unplanned_parts(output)
     live = output.live_plans()
     if not live:

@@ -23,7 +23,7 @@ from pipeline.errors import OutputError, Stopped
 from pipeline.fingerprint import answer_values
 from pipeline.output.claim import Claim
 from pipeline.output.coverage import same_content
-from pipeline.output.folder import Output, refuse_unplanned_parts
+from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.output.plan import Plan, Shard, run_name
 from pipeline.output.store import open_store
 from pipeline.planning import Ask, make_plan, refuse_foreign
@@ -71,6 +71,7 @@ def execute(
     models = models or _models_on_disk(config)
     ask = _asked(config, models, limit, fresh)
     output = Output(open_store(config.output.path))
+    refuse_foreign_files(output)
     with Claim(output.store) as claim:
         if fresh and claim.other is not None:
             raise OutputError(

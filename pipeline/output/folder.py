@@ -211,6 +211,21 @@ def refuse_unplanned_parts(output: Output) -> None:
         )
 
 
+def refuse_foreign_files(output: Output) -> None:
+    """OutputError if readers would meet anything that is not a part: pandas reads every visible name.
+
+    Folders of partition values (`key=value`) are ours.
+    """
+    visible = (name for name in output.store.names() if not name.startswith(("_", ".")))
+    foreign = [name for name in visible if name != SCHEMA_PART and not PART.fullmatch(name) and "=" not in name]
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise OutputError(
+            f"output.path: {output.store.location} holds {foreign[0]}{more}, which would be read with the answers; "
+            "give a folder of its own, or move that elsewhere"
+        )
+
+
 def published(plan: Plan, parts: set[tuple[int, int]]) -> list[Shard]:
     """The shards of `plan` that are among `parts`."""
     return [shard for shard in plan.shards if (plan.run, shard.index) in parts]

@@ -487,3 +487,17 @@ def test_an_output_inside_the_input_is_refused_before_anything_is_written(tmp_pa
     with pytest.raises(OutputError, match="its own parts"):
         run(job(tmp_path, output__path=str(tmp_path / "in/out")))
     assert not (tmp_path / "in/out").exists()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "other.parquet"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_with_files_of_somebody_else_is_refused_because_pandas_reads_them_too(
+    tmp_path: Path, name: str, fresh: bool
+) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/_README").write_text("hidden")
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(OutputError, match=name):
+        run(job(tmp_path), fresh=fresh)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_README", name]
