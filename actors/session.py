@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,12 +23,14 @@ import ray._private.worker
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
 from actors.placement import Node
+from pipeline.errors import WorkerLost
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "actors")  # what workers import
 TEMPORARY = "/tmp"  # not TMPDIR: the paths of Ray's sockets are limited to 107 bytes
 OBJECT_STORE_BYTES = 256 * 2**20  # messages are small, and no results are kept
 EXIT_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
 
 
 @contextmanager
@@ -38,6 +41,7 @@ def ray_session() -> Iterator[None]:
         return
     with _without_chatter():
         if os.environ.get("RAY_ADDRESS"):
+            _refuse_silence(os.environ["RAY_ADDRESS"])
             with _connected(runtime_env=_code()):
                 yield
         else:
@@ -48,6 +52,17 @@ def ray_session() -> Iterator[None]:
                 ),
             ):
                 yield
+
+
+def _refuse_silence(address: str) -> None:
+    """WorkerLost if nothing listens at a host and port: Ray itself would go on trying for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # "auto" and the like, which Ray looks up
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise WorkerLost(f"RAY_ADDRESS: nothing answers at {address} ({error}); start Ray or unset it") from error
 
 
 def nodes() -> list[Node]:

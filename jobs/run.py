@@ -136,20 +136,18 @@ class Run:
         self.started = time.time()
 
     def execute(self) -> int:
-        """Continue the open plan, or make one; again where input changed under the plan that was open."""
+        """Continue the plan that is open, if any; then plan what came since, or changed under it."""
+        code: int | None = None
         self.output.store.sweep()
         opened = self._open_plan() if not self.ask.fresh else None
         if opened is not None:
             done = self._published_rows(opened)
             print(f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there", file=sys.stderr)
-            session = self._answer(opened, continued=True)
-            if not session.dropped:
-                return self._close(session)
-            self._close(session)
+            code = self._close(self._answer(opened, continued=True))
         planned = self._new_plan()
-        if planned is None:
-            return self._nothing_to_do()
-        return self._close(self._answer(planned, continued=False))
+        if planned is not None:
+            return self._close(self._answer(planned, continued=False))
+        return self._nothing_to_do() if code is None else code
 
     # --- which plan
 

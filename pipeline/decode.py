@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from pipeline.errors import CacheMiss, WorkerLost
+from pipeline.errors import CacheMiss, NightdeskError, WorkerLost
 from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request
 from pipeline.scheduler import Plan, Scheduler, failed
@@ -65,6 +65,7 @@ class Decoder:
         self.verifier = verifier
         self.drafter = drafter
         self.detokenize = detokenize
+        self._streaming = False
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """See `RequestStream`."""
@@ -75,9 +76,13 @@ class Decoder:
 
         One that ends early (a failure, a consumer that stops) leaves nothing behind for the next.
         """
+        if self._streaming:
+            raise NightdeskError("this engine is answering other requests: end that stream before the next one")
+        self._streaming = True
         try:
             yield from self._answers(iter(requests))
         finally:
+            self._streaming = False
             if not self.scheduler.idle:
                 self.scheduler.clear()
 

@@ -221,7 +221,7 @@ class Scheduler:
                 return f"{name} is {getattr(request.params, name)!r}: only {default!r} can be decoded so far"
         bound = self.limits.vocabulary
         if min(tokens) < 0 or (bound is not None and max(tokens) >= bound):
-            return f"the prompt has a token id outside 0..{bound}"
+            return f"the prompt has a token id outside 0 to {'…' if bound is None else bound - 1}"
         return None
 
     @property

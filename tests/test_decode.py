@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import decode
-from pipeline.errors import CacheMiss, WorkerLost
+from pipeline.errors import CacheMiss, NightdeskError, WorkerLost
 from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request, SamplingParams
 from pipeline.scheduler import Limits
@@ -182,6 +182,15 @@ def test_stream_that_is_dropped_leaves_nothing_behind() -> None:
     answers = list(simulation.answers(later))
     assert sorted(r.key for r, _ in answers) == sorted(r.key for r in later)
     assert texts(answers)
+
+
+def test_second_stream_while_one_is_open_is_refused_and_the_first_goes_on() -> None:
+    simulation = Simulation(LIMITS)
+    first = simulation.answers(requests(8, wanted=20))
+    begun = [next(first)]
+    with pytest.raises(NightdeskError, match="end that stream"):
+        next(simulation.answers(requests(2)))
+    assert len([*begun, *first]) == 8
 
 
 def test_what_slots_hold_after_a_failure_is_not_relied_on() -> None:

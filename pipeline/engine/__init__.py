@@ -31,6 +31,7 @@ class Engine:
 
     def generate(self, requests: list[Request]) -> list[Completion]:
         """One completion per request, in the same order. A request that can't be decoded has `error` set."""
+        requests = list(requests)
         answers = {id(request): completion for request, completion in self.decoder.answers(requests)}
         return [answers[id(request)] for request in requests]  # by object, since keys may repeat
 

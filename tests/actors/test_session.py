@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from actors.session import ROOT
+from actors.session import ROOT, ray_session
 from pipeline.config import JobConfig
+from pipeline.errors import WorkerLost
 from tests.actors.processes import wait_gone
 from tests.actors.tiny_job import alone, answers, tiny_job
 from tests.models import tiny_folder
@@ -76,3 +78,13 @@ def _started(run: subprocess.Popen[str]) -> list[psutil.Process]:
             return family
         time.sleep(0.2)
     raise AssertionError(run.communicate())
+
+
+def test_an_address_where_nothing_listens_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("actors.session.ray.is_initialized", lambda: False)
+    with pytest.raises(WorkerLost, match=address), ray_session():
+        pass
