@@ -25,7 +25,7 @@ from typer.exceptions import TyperException
 from pipeline.config import load_config
 from pipeline.errors import NightdeskError
 
-DONE, INTERNAL_ERROR, USAGE_ERROR, STOPPED = 0, 1, 2, 4
+INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
 
 app = typer.Typer(
@@ -103,9 +103,6 @@ def main(args: Sequence[str] | None = None) -> int:
     with _sigterm_interrupts():
         try:
             return _work(args)()
-        except BrokenPipeError:  # whoever read standard output has had enough; what was to be done is done
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return DONE
         except KeyboardInterrupt as stop:
             return _fail(stop, "stopped; the same command continues where this one ended", STOPPED)
         except TyperException as usage:
