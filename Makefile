@@ -4,7 +4,7 @@ BIN := .venv/bin
 export NIGHTDESK_CACHE ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 10000
 INSTALLED := .venv/.installed
 
 .PHONY: demo test test-all test-gpu lint setup model

@@ -2,6 +2,7 @@
 
 import os
 
-# Threads of torch's processor kernels sleep while they wait for each other. By default they spin, and on a machine
-# where anything else runs two of them are several times slower than one. Read once, when torch is first imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# How long threads of torch's processor kernels spin while they wait for each other, before they sleep. By default
+# about thirty times as long, and wherever anything else runs two threads are then several times slower than one.
+# Read once, when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
