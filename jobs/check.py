@@ -320,7 +320,8 @@ def show(findings: Findings, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("job", findings.job)
     table.add_row("input", f"{findings.rows:,} documents in {findings.files:,} file{'s' * (findings.files != 1)}")
-    table.add_row("output", f"{findings.answered:,} answered already; a run would add {findings.shards:,} parts")
+    parts = f"{findings.shards:,} part{'s' * (findings.shards != 1)}"
+    table.add_row("output", f"{findings.answered:,} answered already; a run would add {parts}")
     table.add_row("models", f"{findings.model}, draft: {findings.draft}")
     table.add_row(
         "memory",
@@ -332,7 +333,7 @@ def show(findings: Findings, console: Console) -> None:
         bar = "█" * max(1, round(BAR * count / max(c for _, c in prompts.histogram())))
         table.add_row("", f"up to {bound:>7,} tokens  {bar} {count:,}")
     if findings.seconds is not None:
-        time_text = f"about {duration(findings.seconds)} at most (from {findings.seconds_from})"
+        time_text = f"about {duration(findings.seconds)} at most, start-up apart (from {findings.seconds_from})"
         table.add_row("time", time_text + "; drafts and short answers take less")
     for warning in findings.warnings:
         table.add_row("warning", warning)

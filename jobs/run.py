@@ -144,6 +144,8 @@ class Run:
             done = self._published_rows(opened)
             print(f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there", file=sys.stderr)
             code = self._close(self._answer(opened, continued=True))
+        elif self.ask.fresh and (rows := sum(map(self._published_rows, self.output.live_plans()))):
+            print(f"starting over: {rows} rows in {self.output.store.location} will be removed", file=sys.stderr)
         planned = self._new_plan()
         if planned is not None:
             return self._close(self._answer(planned, continued=False))
@@ -280,7 +282,7 @@ class Run:
             "max_error_rate": self.config.max_error_rate,
             "dropped_shards": dropped,
             "dropped_files": session.changed_files if dropped else [],
-            "counts": dataclasses.asdict(counts),
+            "counts": _told(counts),
             "accepted_per_step": counts.accepted_per_step,
             "acceptance_by_position": [
                 accepted / drafted if drafted else None
@@ -297,7 +299,7 @@ class Run:
                 "seconds": round(time.time() - self.started, 3),
                 "answering_seconds": round(session.answering_seconds, 3),
                 "continued": session.continued,
-                "counts": dataclasses.asdict(here),
+                "counts": _told(here),
             },
         }
 
@@ -307,6 +309,11 @@ class Run:
             return {"target": target}
         draft = {"model": str(self.config.draft[0].model), "fingerprint": self.models.draft.fingerprint()}
         return {"target": target, "draft": draft}
+
+
+def _told(counts: Progress) -> dict[str, Any]:
+    """Counts of what was done; totals are the progress line's affair."""
+    return {k: v for k, v in dataclasses.asdict(counts).items() if k not in ("rows_total", "shards_total")}
 
 
 def _versions() -> dict[str, str]:
