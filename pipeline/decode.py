@@ -14,8 +14,9 @@ from typing import Protocol
 from pipeline.errors import CacheMiss, NightdeskError, WorkerLost
 from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request
-from pipeline.scheduler import Plan, Scheduler, failed
+from pipeline.scheduler import Scheduler, failed
 from pipeline.sequence import Sequence
+from pipeline.step import Plan
 
 Detokenize = Callable[[list[int]], str]
 IDLE_SECONDS = 0.01  # pause when nothing runs and no request is to be had

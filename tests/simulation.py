@@ -18,7 +18,8 @@ from pipeline.decode import Decoder
 from pipeline.errors import CacheMiss, WorkerLost
 from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyRequest
 from pipeline.records import Completion, Request, SamplingParams
-from pipeline.scheduler import Limits, Scheduler, empty_proposal
+from pipeline.scheduler import Limits, Scheduler
+from pipeline.step import empty_proposal
 
 VOCABULARY = 5
 MOST_STEPS = 1200  # more than any simulation needs: a loop without progress fails here

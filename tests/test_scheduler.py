@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.messages import DraftRequest, PrefixCopy, Proposal, Verdict, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request, SamplingParams
-from pipeline.scheduler import SHORTEST_COPY, Limits, Plan, Resident, Row, Scheduler, _common, empty_proposal
+from pipeline.scheduler import SHORTEST_COPY, Limits, Resident, Scheduler, _common
 from pipeline.sequence import Sequence
+from pipeline.step import Plan, Row, empty_proposal
 from tests.simulation import QUIET, Simulation, SlotCache, Trouble, certain, continuation, plain_text, related_requests
 
 TROUBLED_TARGET = Trouble(emptied=0.05, refuses=0.08, loses_answer=0.05)

@@ -11,7 +11,7 @@ from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import CacheMiss, ModelError
 from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
 from pipeline.records import FinishReason, Request, SamplingParams
-from pipeline.scheduler import empty_proposal
+from pipeline.step import empty_proposal
 from tests.decoding import decoded, decoder, drafter_of, generated_alone, packed, ragged_requests, runner, verifier_of
 from tests.models import ARCHITECTURES, VOCABULARY, WINDOW, tiny_model
 

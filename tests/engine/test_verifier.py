@@ -14,7 +14,7 @@ from pipeline.engine.verifier import TargetVerifier, judge
 from pipeline.messages import Feed, Opening, Proposal, VerifyRequest
 from pipeline.randomness import philox_key, verdict_uniforms
 from pipeline.records import Request, SamplingParams
-from pipeline.scheduler import empty_proposal
+from pipeline.step import empty_proposal
 from tests.decoding import generated_alone, packed, runner
 from tests.models import tiny_model
 

@@ -17,7 +17,7 @@ from pipeline.engine.laws import Decoding, Laws
 from pipeline.engine.runner import Runner
 from pipeline.messages import DraftRequest, Feed, Proposal
 from pipeline.randomness import Stream, uniforms
-from pipeline.scheduler import empty_proposal
+from pipeline.step import empty_proposal
 
 
 class ModelDrafter:
