@@ -175,7 +175,14 @@ def test_eight_bundled_stories_equal_generate_with_every_drafter(
     words = np.array([len(body.split()) for body in table["body"].to_pylist()])
     short = tmp_path / "short.parquet"
     pq.write_table(table.take(pa.array(np.argsort(words, kind="stable")[4:20:2])), short)
-    check_every_drafter(short, "body", 24, 8, reference, random_draft, tmp_path)
+    expected = check_every_drafter(short, "body", 24, 8, reference, random_draft, tmp_path)
+    kept = ["headline", "published_at"]
+    assert execute(job(short, "body", 24, tmp_path / "out", [{"kind": "ngram"}], id="doc_id", keep=kept)) == 0
+    found = pd.read_parquet(tmp_path / "out").sort_values("doc_id").reset_index(drop=True)
+    source = pd.read_parquet(short).assign(summary_tokens=[len(text) for text in expected])
+    source = source.sort_values("doc_id").reset_index(drop=True)
+    pd.testing.assert_frame_equal(found[["doc_id", *kept]], source[["doc_id", *kept]])
+    assert found["summary_tokens"].tolist() == source["summary_tokens"].tolist()
 
 
 @pytest.fixture
