@@ -18,6 +18,7 @@ from pipeline.engine.attention import LAYOUT_ARGUMENT, NAME, build_layout
 from pipeline.engine.checkpoint import Checkpoint, check_supported, load_model
 from pipeline.engine.kv_cache import KVCache
 from pipeline.engine.linear import fuse_norms, pack_linears
+from pipeline.engine.token_store import TokenStore
 from pipeline.errors import CacheMiss, ModelError
 from pipeline.messages import Feed, Opening, PrefixCopy
 
@@ -45,6 +46,7 @@ class Runner:
         self.owners = np.full(slots, NOBODY, dtype=np.int64)  # [slots] handle of the sequence in each slot
         self.held = np.zeros(slots, dtype=np.int64)  # [slots] cache entries that were computed for it
         self.openings: dict[int, Opening] = {}
+        self.texts = TokenStore(slots)
 
     @classmethod
     def load(
@@ -64,6 +66,7 @@ class Runner:
             if self.held[c.source] < c.length:
                 raise CacheMiss(feed.sequences[feed.slots == c.target])
             self.cache.copy([c])
+            self.texts.copy(c)
             self.held[c.target] = c.length
         slot_of = dict(zip(feed.sequences.tolist(), feed.slots.tolist(), strict=True))
         for opening in openings:
@@ -85,6 +88,7 @@ class Runner:
         layout = build_layout(self.cache, feed, extra_B, self.device)
         tokens_N = torch.as_tensor(_interleave(feed, extra_tokens), device=self.device)
         self.held[feed.slots] = feed.cached  # should the pass fail, nothing beyond is relied on
+        self.texts.write(feed, extra_tokens)
         logits: Tensor = self.model(
             input_ids=tokens_N[None],
             position_ids=layout.positions_N[None],
