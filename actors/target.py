@@ -10,7 +10,7 @@ from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import WorkerLost
-from pipeline.messages import Verdict, VerifyRequest
+from pipeline.messages import VerifyReply, VerifyRequest
 
 
 class Target:
@@ -28,7 +28,7 @@ class Target:
             self.verifier = load_verifier(self.config, self.setup)
         return True
 
-    def verify(self, request: VerifyRequest) -> Verdict:
+    def verify(self, request: VerifyRequest) -> VerifyReply:
         """See `decode.Verifier`."""
         assert self.verifier is not None, "ready() comes first"
         return self.verifier.verify(request)
@@ -57,17 +57,17 @@ class RemoteVerifier:
             except WorkerLost as loss:
                 self._replace(loss)
 
-    def verify(self, request: VerifyRequest) -> Verdict:
+    def verify(self, request: VerifyRequest) -> VerifyReply:
         """Ask the worker, or its replacement; WorkerLost when that does not help."""
         while True:
             try:
-                verdict: Verdict = self.worker.ask("verify", request, self.step_timeout)
+                reply: VerifyReply = self.worker.ask("verify", request, self.step_timeout)
             except WorkerLost as loss:
                 self._replace(loss)
                 self.wait_ready()
                 continue
             self.losses.answered()
-            return verdict
+            return reply
 
     def _replace(self, loss: WorkerLost) -> None:
         self.worker.end()

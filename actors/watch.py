@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from actors.report import Activity
 from pipeline.decode import Drafter, Verifier
-from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
+from pipeline.messages import DraftRequest, Proposal, VerifyReply, VerifyRequest
 
 
 class Watch:
@@ -43,7 +43,7 @@ class WatchedVerifier:
         self.watch = watch
         self.limit = limit
 
-    def verify(self, request: VerifyRequest) -> Verdict:
+    def verify(self, request: VerifyRequest) -> VerifyReply:
         """See `decode.Verifier`."""
         with self.watch.during("the target's step", self.limit):
             return self.verifier.verify(request)

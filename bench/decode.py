@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.decode import Decoder
-from pipeline.engine.assembly import Detokenizer
+from pipeline.wording import Wording
 from pipeline.engine.checkpoint import Checkpoint, load_model, resolve, resolve_dtype
 from pipeline.engine.drafters.model import ModelDrafter
 from pipeline.engine.drafters.ngram import NgramDrafter
@@ -67,7 +67,7 @@ class Ours:
         limits = Limits(self.batch, target.cache.limit, 0 if drafter is None else args.draft_tokens, 256)
         keeps, chunk = (False, None) if drafter is None else (drafter.keeps_proposals, drafter.chunk)
         scheduler = Scheduler(limits, (), 0, 0, keeps, chunk)
-        decoder = Decoder(scheduler, _Timed(TargetVerifier(target), self), drafter, Detokenizer(args.tokenizer))
+        decoder = Decoder(scheduler, _Timed(TargetVerifier(target), self), drafter, Wording(args.tokenizer))
         params = SamplingParams(args.new_tokens, ignore_eos=True)
         self.forward_seconds, self.drafted, self.accepted, self.steps = 0.0, 0, 0, 0
         tokens = 0

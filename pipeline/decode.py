@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipeline.errors import CacheMiss, NightdeskError, WorkerLost
-from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
+from pipeline.messages import DraftRequest, Proposal, VerifyReply, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request
 from pipeline.scheduler import Scheduler, failed
 from pipeline.sequence import Sequence
@@ -40,16 +40,24 @@ class Drafter(Protocol):
 class Verifier(Protocol):
     """The target's side. Raises `CacheMiss` for prefixes it does not hold."""
 
-    def verify(self, request: VerifyRequest) -> Verdict:
+    def verify(self, request: VerifyRequest) -> VerifyReply:
         """Run the fed and the proposed tokens, and judge the latter."""
         ...
+
+
+class Answer(NamedTuple):
+    """A completion, and which sample of which request it answers."""
+
+    request: Request
+    sample: int
+    completion: Completion
 
 
 class RequestStream(Protocol):
     """What a job needs of an engine."""
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
-        """Answer every request once, in the order in which they finish.
+        """Answer every request once per sample, in the order in which they finish.
 
         Requests are pulled a bounded number ahead. None stands for "no request right now, more may come".
         """
@@ -70,9 +78,9 @@ class Decoder:
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """See `RequestStream`."""
-        return (completion for _, completion in self.answers(requests))
+        return (answer.completion for answer in self.answers(requests))
 
-    def answers(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Completion]]:
+    def answers(self, requests: Iterable[Request | None]) -> Iterator[Answer]:
         """As `stream`, each completion with the request it answers.
 
         One that ends early (a failure, a consumer that stops) leaves nothing behind for the next.
@@ -87,7 +95,7 @@ class Decoder:
             if not self.scheduler.idle:
                 self.scheduler.clear()
 
-    def _answers(self, source: Iterator[Request | None]) -> Iterator[tuple[Request, Completion]]:
+    def _answers(self, source: Iterator[Request | None]) -> Iterator[Answer]:
         exhausted = False
         while True:
             while not exhausted and self.scheduler.queued < self.scheduler.limits.slots:
@@ -99,7 +107,7 @@ class Decoder:
                 if request is None:
                     break
                 self.scheduler.submit(request)
-            yield from self.scheduler.take_rejected()
+            yield from (Answer(*rejected) for rejected in self.scheduler.take_rejected())
             if not self.scheduler.idle:
                 yield from self.step()
             elif exhausted:
@@ -107,7 +115,7 @@ class Decoder:
             else:
                 time.sleep(IDLE_SECONDS)
 
-    def step(self) -> list[tuple[Request, Completion]]:
+    def step(self) -> list[Answer]:
         """One pass of the target over all running sequences; returns what finished."""
         drafting = self.drafter is not None and self.drafter.ready()
         plan = self.scheduler.plan(drafting)
@@ -125,12 +133,12 @@ class Decoder:
             proposal = None
         request = plan.verify_request(proposal)
         try:
-            verdict = self.verifier.verify(request)
+            reply = self.verifier.verify(request)
         except CacheMiss as miss:
             self.scheduler.abandon(plan)
             self.scheduler.forget_target(miss.sequences)
             return []
-        return [self._complete(sequence) for sequence in self.scheduler.apply(plan, request, verdict)]
+        return [self._complete(sequence) for sequence in self.scheduler.apply(plan, request, reply)]
 
     def _propose(self, plan: Plan) -> Proposal | None:
         request = plan.draft_request()
@@ -138,8 +146,10 @@ class Decoder:
             return None
         return self.drafter.propose(request)
 
-    def _complete(self, sequence: Sequence) -> tuple[Request, Completion]:
+    def _complete(self, sequence: Sequence) -> Answer:
         request = sequence.request
         if sequence.finish is FinishReason.ERROR:
-            return request, failed(request, "the target's logits are not finite for this prompt")
-        return request, sequence.completion(self.detokenize(sequence.tokens[len(request.prompt_token_ids) :]))
+            problem = "the target's logits are not finite for this prompt, or leave no token to choose"
+            return Answer(request, sequence.sample, failed(request, problem))
+        text = self.detokenize(sequence.tokens[len(request.prompt_token_ids) :]) if sequence.text is None else ""
+        return Answer(request, sequence.sample, sequence.completion(text))

@@ -35,8 +35,8 @@ class Proposal:
 class Verdict:
     """How many proposed tokens of each row are kept, and the one token drawn after them (contract).
 
-    In a reply of the engine's verifier a `next_token` of -1 says that the row has no verdict: it was only
-    prefilled, or its logits were not finite (`VerifyRequest.final` tells which).
+    In a `VerifyReply` a `next_token` of -1 says that the row has no verdict: it was only prefilled, or its logits
+    were not finite (`VerifyRequest.final` tells which).
     """
 
     accepted: Array  # [B] int64
@@ -47,12 +47,14 @@ class Verdict:
 class Opening:
     """What a worker must know of a sequence before its first row: its randomness and its parameters.
 
-    `philox_key` is (key low, key high, counter word 3), 32 bits each (`randomness.philox_key`).
+    `philox_key` is (key low, key high, counter word 3), 32 bits each (`randomness.philox_key`). `bad_words` are the
+    token sequences that write the words of `params.bad_words`.
     """
 
     sequence: int
     philox_key: tuple[int, int, int]
     params: SamplingParams
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class DraftRequest:
     copies: tuple[PrefixCopy, ...]
     wanted: Array  # [B] int64
     starts: Array  # [B] int64; generated tokens before the block: the position that randomness hangs on
+    greedy: Array  # [B] bool; a drafter that may choose proposes its likeliest tokens instead of drawing them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +99,29 @@ class VerifyRequest:
     final: Array  # [B] bool; the row's feed ends with its last token, so a verdict is wanted
     starts: Array  # [B] int64
     proposal: Proposal  # rows as in `feed`; length 0 where nothing is proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log probabilities of the tokens of a verdict; natural logarithms, NaN where none are asked for.
+
+    Position i < accepted is drafted token i, position `accepted` the next token; what lies behind is NaN. L is the most
+    alternatives that any row asked for; -1 pads their ids.
+    """
+
+    logprobs: Array  # [B, K+1] float64
+    top_ids: Array  # [B, K+1, L] int64
+    top_logprobs: Array  # [B, K+1, L] float64
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReply:
+    """The target's answer to a `VerifyRequest`.
+
+    `overlap` [B, 3] float64 is, over the judged positions of each sampled row: how many there were, the sum of the
+    chances to accept a token drawn from the draft's law (sum of min(p, q)), and of those to accept its likeliest one.
+    """
+
+    verdict: Verdict
+    scores: Scores | None = None
+    overlap: Array | None = None

@@ -39,7 +39,9 @@ class SamplingParams:
     """How the target's logits become the law that is sampled (DESIGN sections 5 and 10).
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `logit_bias` maps a
-    token id to what is added to its logit. Lengths are in tokens.
+    token id to what is added to its logit. Lengths are in tokens. `bad_words` are kept from being written the way that
+    the tokenizer writes them. `n` samples are independent answers. `logprobs` are the plain model's (raw) or those of
+    the law that all these parameters make (law), with `top_logprobs` alternatives per token.
     """
 
     max_new_tokens: int
@@ -91,7 +93,11 @@ class CompletionStats:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to a request; `error` says why there is none (then `finish_reason` is `error`)."""
+    """The answer to a request; `error` says why there is none (then `finish_reason` is `error`).
+
+    `logprobs` and `top_logprobs` have an entry per token, None unless asked for; the latter are (token id, log
+    probability) pairs, likeliest first.
+    """
 
     key: str
     token_ids: list[int]
@@ -100,3 +106,4 @@ class Completion:
     logprobs: list[float] | None
     stats: CompletionStats
     error: str | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None

@@ -13,27 +13,66 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.messages import Opening, PrefixCopy, Verdict, VerifyRequest
+from pipeline.messages import Opening, PrefixCopy, Scores, VerifyReply, VerifyRequest
 from pipeline.randomness import philox_key
-from pipeline.records import Completion, CompletionStats, FinishReason, Request, SamplingParams
-from pipeline.sequence import Sequence
+from pipeline.records import Completion, CompletionStats, FinishReason, Request
+from pipeline.sequence import Alternatives, Sequence
 from pipeline.step import Plan, Row
+from pipeline.stopping import StopWatch
 
-_DECODED = {"max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos"}
-_LATER = {f.name: getattr(SamplingParams(1), f.name) for f in fields(SamplingParams) if f.name not in _DECODED}
 _INTEGERS = 2**63  # what a tensor holds
+
+
+class Wording(Protocol):
+    """What a scheduler asks of the target's tokenizer."""
+
+    def raw(self, ids: list[int]) -> str:
+        """The text of some tokens, its last character perhaps unfinished."""
+        ...
+
+    def spellings(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that write a word."""
+        ...
+
+
+def _whole(least: int, below: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Integral) and least <= int(value) < below
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(float(value))
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(text, str) and text for text in value)
+
+
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_new_tokens": (lambda value: isinstance(value, Integral) and int(value) >= 1, "a whole number, at least 1"),
-    "temperature": (lambda value: isinstance(value, Real) and 0 <= float(value) < math.inf, "a number, at least 0"),
-    "top_k": (lambda value: isinstance(value, Integral) and 0 <= int(value) < _INTEGERS, "a whole number, at least 0"),
-    "top_p": (lambda value: isinstance(value, Real) and 0 < float(value) <= 1, "above 0 and at most 1"),
+    "max_new_tokens": (_whole(1), "a whole number, at least 1"),
+    "temperature": (lambda value: _number(value) and value >= 0, "a number, at least 0"),
+    "top_k": (_whole(0, _INTEGERS), "a whole number, at least 0"),
+    "top_p": (lambda value: _number(value) and 0 < value <= 1, "above 0 and at most 1"),
+    "min_p": (lambda value: _number(value) and 0 <= value <= 1, "from 0 to 1"),
+    "repetition_penalty": (lambda value: _number(value) and value > 0, "a number above 0"),
+    "presence_penalty": (_number, "a finite number"),
+    "frequency_penalty": (_number, "a finite number"),
+    "logit_bias": (
+        lambda value: isinstance(value, Mapping) and all(_whole(0)(k) and _number(v) for k, v in value.items()),
+        "token ids with finite numbers",
+    ),
+    "stop": (_texts, "a tuple of texts, none of them empty"),
+    "n": (_whole(1), "a whole number, at least 1"),
+    "logprobs": (lambda value: value in ("none", "raw", "law"), "none, raw or law"),
+    "top_logprobs": (_whole(0, _INTEGERS), "a whole number, at least 0"),
+    "bad_words": (_texts, "a tuple of texts, none of them empty"),
+    "min_new_tokens": (_whole(0), "a whole number, at least 0"),
 }
 
 SHORTEST_COPY = 8  # tokens; a shorter common prefix is cheaper to compute again than to copy
@@ -71,10 +110,12 @@ class Scheduler:
         salt: int = 0,
         drafter_keeps_proposals: bool = True,
         draft_chunk: int | None = None,
+        wording: Wording | None = None,
     ) -> None:
         """`drafter_keeps_proposals`: the drafter's cache holds its own drafted tokens but the last, as a model's does.
 
         `draft_chunk` bounds the tokens fed to the drafter per step beside the running rows' own; None: no bound.
+        Without `wording`, requests with stop strings or bad words are refused.
         """
         self.limits = limits
         self.eos = frozenset(eos)
@@ -82,34 +123,49 @@ class Scheduler:
         self.salt = salt
         self.drafter_keeps_proposals = drafter_keeps_proposals
         self.draft_chunk = draft_chunk
+        self.wording = wording
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.residents = [Resident([]) for _ in range(limits.slots)]
         self.free = list(range(limits.slots))
-        self.rejected: list[tuple[Request, Completion]] = []
+        self.rejected: list[tuple[Request, int, Completion]] = []  # request, sample, why not
         self._handles = 0
 
     # requests in
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that can't be decoded is answered with an error by the next `take_rejected`."""
+        """Queue a request, as one sequence per sample.
+
+        One that can't be decoded is answered with an error per sample by the next `take_rejected`.
+        """
         problem = self._problem(request)
         if problem is not None:
-            self.rejected.append((request, failed(request, problem)))
+            samples = request.params.n if _whole(1)(request.params.n) else 1
+            self.rejected += [(request, sample, failed(request, problem)) for sample in range(samples)]
             return
-        self._handles += 1
         prompt, params = len(request.prompt_token_ids), request.params
-        key = philox_key(self.seed, self.salt, request.key, 0)
-        self.waiting.append(
-            Sequence(
-                handle=self._handles,
-                request=request,
-                opening=Opening(self._handles, key, params),
-                limit=min(prompt + params.max_new_tokens, self.limits.context),
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if self.wording is not None:
+            spelled = [s for word in params.bad_words for s in self.wording.spellings(word)]
+            bad_words = tuple(s for s in spelled if params.ignore_eos or s not in {(token,) for token in self.eos})
+        for sample in range(params.n):
+            self._handles += 1
+            key = philox_key(self.seed, self.salt, request.key, sample)
+            watch = None
+            if params.stop and self.wording is not None:
+                watch = StopWatch(tuple(params.stop), self.wording.raw, params.min_new_tokens)
+            self.waiting.append(
+                Sequence(
+                    handle=self._handles,
+                    request=request,
+                    opening=Opening(self._handles, key, params, bad_words),
+                    limit=min(prompt + params.max_new_tokens, self.limits.context),
+                    watch=watch,
+                    sample=sample,
+                )
             )
-        )
 
-    def take_rejected(self) -> list[tuple[Request, Completion]]:
+    def take_rejected(self) -> list[tuple[Request, int, Completion]]:
         """Answers to the requests that were refused since the last call."""
         rejected, self.rejected = self.rejected, []
         return rejected
@@ -124,10 +180,12 @@ class Scheduler:
             value = getattr(request.params, name)
             if not fits(value):
                 return f"{name} is {value!r}: it must be {meaning}"
-        for name, default in _LATER.items():
-            if getattr(request.params, name) != default:
-                return f"{name} is {getattr(request.params, name)!r}: only {default!r} can be decoded so far"
+        if self.wording is None and (request.params.stop or request.params.bad_words):
+            return "stop strings and bad words need a tokenizer, and this engine has none"
         bound = self.limits.vocabulary
+        foreign = [token for token in request.params.logit_bias if bound is not None and token >= bound]
+        if foreign:
+            return f"logit_bias names token {foreign[0]}, the vocabulary ends with {bound - 1 if bound else ''}"
         if min(tokens) < 0 or (bound is not None and max(tokens) >= bound):
             return f"the prompt has a token id outside 0 to {'…' if bound is None else bound - 1}"
         return None
@@ -191,12 +249,12 @@ class Scheduler:
             draft_end = max(draft_start, min(end, reach))
             if draft_end == len(sequence.tokens):
                 wanted = max(0, min(self.limits.draft_tokens, sequence.room - 1))
-        return Row(sequence, start, end, draft_start, draft_end, wanted)
+        return Row(sequence, start, end, draft_start, draft_end, wanted, sequence.drafts_greedily)
 
-    def apply(self, plan: Plan, request: VerifyRequest, verdict: Verdict) -> list[Sequence]:
-        """Take the verdict on a plan in; returns the sequences that ended, their slots already free."""
+    def apply(self, plan: Plan, request: VerifyRequest, reply: VerifyReply) -> list[Sequence]:
+        """Take the reply to a plan in; returns the sequences that ended, their slots already free."""
         ended = []
-        proposal = request.proposal
+        proposal, verdict = request.proposal, reply.verdict
         for b, row in enumerate(plan.rows):
             sequence = row.sequence
             sequence.target_cached, sequence.target_opened = row.target_end, True
@@ -205,6 +263,10 @@ class Scheduler:
             if row.final:
                 length = int(proposal.lengths[b])
                 drafted = [int(t) for t in proposal.tokens[b][:length]]
+                if reply.overlap is not None:
+                    sequence.compared = [a + float(c) for a, c in zip(sequence.compared, reply.overlap[b], strict=True)]
+                if reply.scores is not None and sequence.request.params.logprobs != "none":
+                    sequence.score(*_scored(reply.scores, b, int(verdict.accepted[b]) + 1))
                 self._judge(sequence, drafted, int(verdict.accepted[b]), int(verdict.next_token[b]), row)
             if sequence.finish is None:
                 sequence.check()
@@ -286,6 +348,15 @@ class Scheduler:
     def _named(self, handles: Iterable[int]) -> list[Sequence]:
         chosen = set(handles)
         return [s for s in self.running if s.handle in chosen]
+
+
+def _scored(scores: Scores, b: int, tokens: int) -> tuple[list[float], list[Alternatives]]:
+    """One row's log probabilities and alternatives, per token of its verdict."""
+    alternatives = [
+        [(int(i), float(p)) for i, p in zip(ids, logs, strict=True) if i >= 0]
+        for ids, logs in zip(scores.top_ids[b][:tokens], scores.top_logprobs[b][:tokens], strict=True)
+    ]
+    return [float(p) for p in scores.logprobs[b][:tokens]], alternatives
 
 
 def _common(a: list[int], b: list[int]) -> int:

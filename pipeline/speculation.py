@@ -217,6 +217,20 @@ def draw(law_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return torch.where(torch.isfinite(total_B) & (total_B > 0), run_B * width + token_B, -1)
 
 
+def race(ids_BS: Tensor, log_probs_BS: Tensor, uniforms_BS: Tensor) -> Tensor:
+    """[B] tokens chosen by noise of their own, one uniform in [0, 1) per candidate id: the rule `coupled`.
+
+    Each candidate gets a waiting time, exponential with its probability as rate, and the first one wins: this is
+    the Gumbel maximum of log p + g with the sign turned round, and wins with probability p. Two laws that race with the
+    same uniforms agree often (Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative
+    decoding"). The smallest uniforms decide; half a step of 2^-53 keeps every time positive and finite.
+    """
+    inside_BS = (uniforms_BS.double() + 2.0**-54).clamp(max=1.0 - 2.0**-53)
+    times_BS = (-torch.log1p(-inside_BS)).log() - log_probs_BS.double()
+    times_BS = torch.where(log_probs_BS > -torch.inf, times_BS, torch.inf)
+    return at(ids_BS, times_BS.argmin(-1))
+
+
 def at(values_BK: Tensor, index_B: Tensor) -> Tensor:
     """values_BK[b, index_B[b]] for every row b."""
     return values_BK[torch.arange(values_BK.shape[0], device=values_BK.device), index_B]

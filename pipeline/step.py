@@ -24,6 +24,7 @@ class Row:
     draft_start: int
     draft_end: int
     wanted: int  # tokens to draft
+    greedy: bool = False  # the drafter had better propose its likeliest tokens
 
     @property
     def draft_fed(self) -> int:
@@ -55,6 +56,7 @@ class Plan:
             copies=self.draft_copies,
             wanted=np.array([r.wanted for r in rows], dtype=np.int64),
             starts=np.array([r.sequence.generated for r in rows], dtype=np.int64),
+            greedy=np.array([r.greedy for r in rows]),
         )
 
     def verify_request(self, drafted: Proposal | None) -> VerifyRequest:

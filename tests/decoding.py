@@ -16,6 +16,7 @@ from pipeline.engine.runner import Runner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.records import Completion, Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
+from pipeline.wording import Wording
 from tests.models import tiny_model
 
 PREFILL_CHUNK = 24  # small, so that prompts of these tests are cut
@@ -42,6 +43,7 @@ def decoder(
     eos: Iterable[int] = (),
     seed: int = 0,
     vocabulary: int | None = None,
+    wording: Wording | None = None,
 ) -> Decoder:
     """Join parts as `assembly.make_decoder` does, without a job file or a tokenizer."""
     limits = Limits(slots, context, draft_tokens if drafter else 0, PREFILL_CHUNK, vocabulary)
@@ -51,8 +53,9 @@ def decoder(
         seed,
         drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
         draft_chunk=None if drafter is None else drafter.chunk,
+        wording=wording,
     )
-    return Decoder(scheduler, verifier, drafter, lambda ids: " ".join(map(str, ids)))
+    return Decoder(scheduler, verifier, drafter, scheduler.wording or (lambda ids: " ".join(map(str, ids))))
 
 
 def drafter_of(kind: str, model_type: str, slots: int = 4, context: int = 200, **changes: object) -> Drafter | None:
@@ -68,7 +71,7 @@ def drafter_of(kind: str, model_type: str, slots: int = 4, context: int = 200, *
 
 def decoded(decoding: Decoder, requests: Sequence[Request]) -> list[Completion]:
     """Answers in the order of the requests."""
-    answers = {id(request): completion for request, completion in decoding.answers(requests)}
+    answers = {id(request): completion for request, _, completion in decoding.answers(requests)}
     return [answers[id(request)] for request in requests]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.decode import Decoder
+from pipeline.decode import Answer, Decoder
 from pipeline.errors import CacheMiss, WorkerLost
-from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyRequest
-from pipeline.records import Completion, Request, SamplingParams
+from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyReply, VerifyRequest
+from pipeline.records import Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
 from pipeline.step import empty_proposal
 
@@ -138,7 +138,7 @@ class SimulatedVerifier:
         self.started: list[int] = []  # handles, in the order of their first pass
         self.requests: list[VerifyRequest] = []
 
-    def verify(self, request: VerifyRequest) -> Verdict:
+    def verify(self, request: VerifyRequest) -> VerifyReply:
         self.requests.append(request)
         feed, proposal = request.feed, request.proposal
         self.cache.open(request.openings, request.copies, feed)
@@ -154,7 +154,7 @@ class SimulatedVerifier:
             raise CacheMiss(feed.sequences)
         judged = [self._judge(int(feed.sequences[b]), drafted[b]) for b in range(len(drafted))]
         accepted, following = (np.array(x) for x in zip(*judged, strict=True))
-        return Verdict(np.where(request.final, accepted, 0), np.where(request.final, following, -1))
+        return VerifyReply(Verdict(np.where(request.final, accepted, 0), np.where(request.final, following, -1)))
 
     def _judge(self, handle: int, drafted: list[int]) -> tuple[int, int]:
         [sequence] = [s for s in self.scheduler.running if s.handle == handle]
@@ -282,7 +282,7 @@ class Simulation:
         self.drafter = SimulatedDrafter(self.scheduler, self.draft_trouble, self.seed, self.skill, self.rests)
         self.decoder = Decoder(self.scheduler, self.verifier, self.drafter, lambda ids: " ".join(map(str, ids)))
 
-    def answers(self, requests: Iterable[Request | None]) -> Iterator[tuple[Request, Completion]]:
+    def answers(self, requests: Iterable[Request | None]) -> Iterator[Answer]:
         return self.decoder.answers(requests)
 
     def begin_anew(self) -> None:
@@ -292,7 +292,7 @@ class Simulation:
     def run(self, requests: Sequence[Request]) -> None:
         """Decode everything, and check that each request is answered once, as decoding it alone would."""
         answered: list[str] = []
-        for request, completion in self.answers(requests):
+        for request, _, completion in self.answers(requests):
             answered.append(request.key)
             assert completion.error is None
             assert completion.token_ids == plain_text(request, self.limits.context, self.eos)

@@ -19,11 +19,11 @@ from pipeline.config import JobConfig, parse_config
 from pipeline.corpus.listing import list_files
 from pipeline.corpus.readers import Corpus
 from pipeline.engine import Engine
-from pipeline.engine.assembly import Detokenizer
 from pipeline.engine.checkpoint import Checkpoint, load_model, resolve
 from pipeline.planning import prompt_fields
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
+from pipeline.wording import Wording
 from tests.models import tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -243,7 +243,7 @@ def test_300_real_stories_equal_transformers_with_every_drafter_and_come_out_onc
     assert found["at"].equals(source["at"])
     assert found["error"].isna().all()
     assert found["summary_error"].isna().all()
-    words = list(map(Detokenizer(reference.checkpoint.tokenizer()), texts))
+    words = list(map(Wording(reference.checkpoint.tokenizer()), texts))
     other = [row for row in range(300) if found["summary"][row] != words[row]]
     print("rows whose text with n-grams through Ray parts from plain decoding:", other)
     assert len(other) <= 3

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.messages import DraftRequest, PrefixCopy, Proposal, Verdict, VerifyRequest
+from pipeline.messages import DraftRequest, PrefixCopy, Proposal, Verdict, VerifyReply, VerifyRequest
 from pipeline.records import Completion, FinishReason, Request, SamplingParams
 from pipeline.scheduler import SHORTEST_COPY, Limits, Resident, Scheduler, _common
 from pipeline.sequence import Sequence
@@ -205,7 +205,7 @@ def advance(made: Scheduler, plan: Plan, drafts: list[list[int]] | None = None, 
         continuation([*r.sequence.tokens, *asked.proposal.tokens[b][: kept[b]].tolist()]) if r.final else -1
         for b, r in enumerate(plan.rows)
     ]
-    return made.apply(plan, asked, Verdict(kept, np.array(following)))
+    return made.apply(plan, asked, VerifyReply(Verdict(kept, np.array(following))))
 
 
 def planned(made: Scheduler) -> Plan:
@@ -314,7 +314,7 @@ def test_row_without_a_verdict_is_an_error_and_its_slot_is_not_shared() -> None:
     [bad] = [b for b, r in enumerate(plan.rows) if r.sequence.request.key == "a"]
     following = np.array([0, 0])
     following[bad] = -1
-    [ended] = made.apply(plan, plan.verify_request(None), Verdict(np.zeros(2, dtype=np.int64), following))
+    [ended] = made.apply(plan, plan.verify_request(None), VerifyReply(Verdict(np.zeros(2, dtype=np.int64), following)))
     assert ended.finish is FinishReason.ERROR
     made.submit(request("c", [1] * 20))
     again = planned(made)
@@ -417,6 +417,23 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
                 ("top_p", 0.0),
                 ("top_p", 1.5),
                 ("top_p", math.nan),
+                ("min_p", 1.5),
+                ("repetition_penalty", 0.0),
+                ("presence_penalty", math.inf),
+                ("frequency_penalty", "much"),
+                ("logit_bias", {-1: 1.0}),
+                ("logit_bias", {50: 1.0}),
+                ("logit_bias", {3: math.nan}),
+                ("logit_bias", [3]),
+                ("stop", ("",)),
+                ("stop", "x"),
+                ("stop", ("x",)),
+                ("bad_words", (3,)),
+                ("n", 0),
+                ("n", 1.5),
+                ("logprobs", "all"),
+                ("top_logprobs", -1),
+                ("min_new_tokens", -1),
             ]
         ),
     ],
@@ -424,7 +441,7 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
 def test_request_that_cannot_be_decoded_is_answered_with_the_reason(bad: Request, words: str) -> None:
     made = scheduler([bad], vocabulary=50)
     assert made.idle
-    [(answered, completion)] = made.take_rejected()
+    [(answered, _, completion)] = made.take_rejected()
     assert answered is bad
     assert completion.finish_reason is FinishReason.ERROR
     assert words in (completion.error or "")

@@ -30,10 +30,15 @@ class Engine:
         return cls(make_decoder(config, setup, load_verifier(config, setup), load_drafter(config, setup), salt))
 
     def generate(self, requests: list[Request]) -> list[Completion]:
-        """One completion per request, in the same order. A request that can't be decoded has `error` set."""
+        """One completion per request and sample, in the order of the requests; a request's samples stand in a row.
+
+        A request that can't be decoded has `error` set.
+        """
         requests = list(requests)
-        answers = {id(request): completion for request, completion in self.decoder.answers(requests)}
-        return [answers[id(request)] for request in requests]  # by object, since keys may repeat
+        answers: dict[int, dict[int, Completion]] = {}  # by object, since keys may repeat
+        for request, sample, completion in self.decoder.answers(requests):
+            answers.setdefault(id(request), {})[sample] = completion
+        return [answers[id(request)][sample] for request in requests for sample in sorted(answers[id(request)])]
 
     def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """Completions as they finish; see `decode.RequestStream`."""

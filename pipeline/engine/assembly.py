@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.checkpoint import Checkpoint, resolve
@@ -20,6 +19,7 @@ from pipeline.engine.runner import Runner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import ConfigError, ModelError
 from pipeline.scheduler import Limits, Scheduler
+from pipeline.wording import Wording
 
 if TYPE_CHECKING:
     from pipeline.config import DraftConfig, JobConfig
@@ -98,9 +98,12 @@ def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
 def load_verifier(config: JobConfig, setup: Setup) -> TargetVerifier:
     """Load the target."""
     limits = setup.limits
-    return TargetVerifier(
-        Runner.load(setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary)
+    runner = Runner.load(
+        setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary
     )
+    chosen, rule = drafting(config), config.decoding.rule
+    chooses = chosen is not None and chosen.kind == "model" and chosen.sampling == "auto" and rule != "coupled"
+    return TargetVerifier(runner, rule, setup.eos, compare_sampling=chooses)
 
 
 def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
@@ -114,37 +117,29 @@ def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
     context = min(limits.context, limits.draft_context)
     device = "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
     runner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, setup.vocabulary)
-    sampling = "greedy" if chosen.sampling == "greedy" else "sample"
-    return ModelDrafter(runner, chosen.support, sampling, limits.prefill_chunk)  # type: ignore[arg-type]
+    coupled = config.decoding.rule == "coupled"
+    return ModelDrafter(runner, chosen.support, chosen.sampling, limits.prefill_chunk, coupled, setup.eos)
 
 
 def make_decoder(
     config: JobConfig, setup: Setup, verifier: Verifier, drafter: Drafter | None, salt: int = 0
 ) -> Decoder:
-    """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5)."""
+    """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5).
+
+    Under `coupled` a text depends on seed and target alone, so there the salt is always 0.
+    """
+    wording = Wording(setup.target.tokenizer())
     limits = setup.limits if drafter is not None else replace(setup.limits, draft_tokens=0)
     scheduler = Scheduler(
         limits,
         setup.eos,
         config.seed,
-        salt,
+        0 if config.decoding.rule == "coupled" else salt,
         drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
         draft_chunk=None if drafter is None else drafter.chunk,
+        wording=wording,
     )
-    return Decoder(scheduler, verifier, drafter, Detokenizer(setup.target.tokenizer()))
-
-
-class Detokenizer:
-    """Token ids to text, special tokens left out; never ends in half a character."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.tokenizer = tokenizer
-
-    def __call__(self, ids: list[int]) -> str:
-        """The text of generated tokens; bytes of a character that was never finished are dropped."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text.rstrip("\ufffd")
+    return Decoder(scheduler, verifier, drafter, wording)
 
 
 def set_threads(threads: int) -> None:

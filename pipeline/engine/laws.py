@@ -1,4 +1,4 @@
-"""From logits to laws: temperature, top-k and top-p, in transformers' order, for many positions at once.
+"""From logits to laws: temperature, top-k, top-p and min-p, in transformers' order, for many positions at once.
 
 A filtered law is never written out over the vocabulary unless it has to be. Each position keeps three numbers
 beside its logits: a divisor (the temperature), a floor and a normaliser. A token belongs to the law if its scaled
@@ -6,28 +6,33 @@ logit is at least the floor, and its probability is then exp(scaled logit - norm
 last one that a filter keeps are kept as well, so that the law does not depend on a sorting order.
 
 Top-k keeps the k largest. Top-p keeps, of what top-k left, the tokens whose better ones sum up to less than p.
-Temperature 0 is the law with all mass on the largest logit (the first of equals).
+Min-p keeps, of those, the tokens with at least that share of the largest one's probability. Temperature 0 is the law
+with all mass on the largest logit (the first of equals).
+
+Filters look at the largest few logits of every position. Where these do not decide (a flat law with a large top-p),
+the floor is found by bisection over the values that a float32 can have, never by sorting a vocabulary.
 
 Large vocabularies are worked through a few rows at a time, which stay in the processor's cache, with float32
 exponentials and float64 sums; small ones in float64 throughout.
 
-Shapes: R positions, V vocabulary, S candidates, M drafted support.
+Shapes: R positions, V vocabulary, C candidates, G positions that are worked on together, M drafted support.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline import speculation
+from pipeline.engine.edits import SMALL_VOCABULARY
+from pipeline.randomness import coupled_uniforms
 from pipeline.records import SamplingParams
 
-CANDIDATES = 256  # largest logits looked at before a row is sorted whole
-SMALL_VOCABULARY = 4096
+CANDIDATES = 256  # largest logits that filters look at
 ROWS_AT_ONCE = 4
 
 
@@ -38,6 +43,7 @@ class Decoding:
     temperature_R: np.ndarray
     top_k_R: np.ndarray
     top_p_R: np.ndarray
+    min_p_R: np.ndarray
 
     @classmethod
     def of(cls, params: Iterable[SamplingParams]) -> Decoding:
@@ -47,11 +53,16 @@ class Decoding:
             np.array([p.temperature for p in params], dtype=np.float64),
             np.array([p.top_k for p in params], dtype=np.int64),
             np.array([p.top_p for p in params], dtype=np.float64),
+            np.array([p.min_p for p in params], dtype=np.float64),
         )
 
     def repeat(self, counts: np.ndarray) -> Decoding:
         """Each entry as often as `counts` says."""
-        return Decoding(*(np.repeat(a, counts) for a in (self.temperature_R, self.top_k_R, self.top_p_R)))
+        return Decoding(*(np.repeat(getattr(self, f.name), counts) for f in fields(self)))
+
+    def greedy_where(self, chosen_R: np.ndarray) -> Decoding:
+        """The same with temperature 0 at the chosen positions."""
+        return Decoding(np.where(chosen_R, 0.0, self.temperature_R), self.top_k_R, self.top_p_R, self.min_p_R)
 
     @property
     def greedy_R(self) -> np.ndarray:
@@ -60,79 +71,122 @@ class Decoding:
 
 
 class Laws:
-    """The laws of R positions, given their logits `[R, V]` and decoding parameters."""
+    """The laws of R positions, given their logits `[R, V]` (changed by `edits` already) and decoding parameters."""
 
     def __init__(self, logits_RV: Tensor, decoding: Decoding) -> None:
         self.logits_RV = logits_RV
         self.device = logits_RV.device
         rows, self.size = logits_RV.shape
         self.dtype = torch.float64 if self.size <= SMALL_VOCABULARY else torch.float32
-        self.greedy_R = torch.as_tensor(decoding.greedy_R, device=self.device)
-        divisor = np.where(decoding.greedy_R, 1.0, decoding.temperature_R)
-        self.divisor_R = torch.as_tensor(divisor, dtype=self.dtype, device=self.device)
+        self.candidates = self.size if self.size <= SMALL_VOCABULARY else CANDIDATES
+        self.greedy_R = self._tensor(decoding.greedy_R)
+        self.divisor_R = self._tensor(np.where(decoding.greedy_R, 1.0, decoding.temperature_R), self.dtype)
         self.best_R = torch.empty(rows, dtype=torch.int64, device=self.device)
+        self.finite_R = torch.empty(rows, dtype=torch.bool, device=self.device)
         self.floor_R = torch.full((rows,), -torch.inf, dtype=self.dtype, device=self.device)
         self.normaliser_R = torch.zeros(rows, dtype=torch.float64, device=self.device)
-        self.finite_R = torch.empty(rows, dtype=torch.bool, device=self.device)
-        self.ids_RS: list[Tensor | None] = [None] * rows  # ids that hold the whole law, where they are few
-        step = rows if self.device.type != "cpu" or self.size <= SMALL_VOCABULARY else ROWS_AT_ONCE
-        for first in range(0, rows, max(step, 1)):
-            self._read(slice(first, min(first + step, rows)), decoding)
+        self.few_R = torch.zeros(rows, dtype=torch.bool, device=self.device)  # the law lies on `ids_RC` alone
+        self._read(decoding)
 
-    def _read(self, part: slice, decoding: Decoding) -> None:
-        """Find maxima, floors and normalisers of some neighbouring rows."""
-        scaled = self.logits_RV[part].to(self.dtype)
-        sampled = np.flatnonzero(~decoding.greedy_R[part])
-        if len(sampled):
-            scaled = scaled / self.divisor_R[part, None]
-        top, best = scaled.max(-1)
-        self.best_R[part] = best
-        finite = torch.isfinite(top)
-        self.finite_R[part] = finite
-        if not len(sampled):
-            return
-        mass = torch.exp(scaled - top[:, None]).sum(-1, dtype=torch.float64)
-        self.normaliser_R[part] = top.double() + mass.log()
-        for i in sampled[finite.cpu().numpy()[sampled]]:  # there is nothing to keep of a law that is not finite
-            row = part.start + int(i)
-            top_k, top_p = int(decoding.top_k_R[row]), float(decoding.top_p_R[row])
-            if (0 < top_k < self.size) or top_p < 1:
-                self._filter(row, scaled[i], top_k, top_p)
+    def _read(self, decoding: Decoding) -> None:
+        """Find maxima, floors and normalisers."""
+        top_k_R = np.where(decoding.top_k_R < self.size, decoding.top_k_R, 0)
+        filtered_R = ~decoding.greedy_R & ((top_k_R > 0) | (decoding.top_p_R < 1) | (decoding.min_p_R > 0))
+        width = self.candidates if filtered_R.any() else 0
+        # ids of the law in ascending order where they are few, `size` behind them
+        self.ids_RC = torch.full((len(filtered_R), width), self.size, dtype=torch.int64, device=self.device)
+        for part in self._parts(np.flatnonzero(decoding.greedy_R)):
+            self._best(part, self.logits_RV[part].to(self.dtype))
+        for part in self._parts(np.flatnonzero(~decoding.greedy_R & ~filtered_R)):
+            self._scale(part)
+        top_k, top_p, min_p = (self._tensor(a) for a in (top_k_R, decoding.top_p_R, decoding.min_p_R))
+        for part in self._parts(np.flatnonzero(filtered_R)):
+            self._filter(part, self._scale(part), top_k[part], top_p[part], min_p[part])
 
-    def _filter(self, row: int, scaled_V: Tensor, top_k: int, top_p: float) -> None:
-        """Set floor, normaliser and candidates of one filtered row."""
-        top_k = top_k if 0 < top_k < self.size else self.size
-        for candidates in dict.fromkeys((min(CANDIDATES, self.size), self.size)):
-            values, ids = scaled_V.topk(candidates)
-            values64 = values.double()
-            if top_k < candidates:
-                floor = values[top_k - 1]
-                if candidates < self.size and values[-1] >= floor:
-                    continue  # ties with the k-th reach beyond the candidates
-                normaliser = values64[values >= floor].logsumexp(0)
+    def _parts(self, rows: np.ndarray) -> Iterator[Tensor | slice]:
+        """Some positions in groups that fit the processor's cache; neighbours as a slice, which copies nothing."""
+        step = ROWS_AT_ONCE if self.device.type == "cpu" and self.size > SMALL_VOCABULARY else max(len(rows), 1)
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            if part[-1] - part[0] == len(part) - 1:
+                yield slice(int(part[0]), int(part[-1]) + 1)
             else:
-                if top_k < self.size:
-                    continue
-                floor, normaliser = values.new_tensor(-torch.inf), self.normaliser_R[row]
-            if top_p < 1:
-                probs = torch.where(values >= floor, (values64 - normaliser).exp(), 0.0)
-                kept = (probs.cumsum(0) - probs) < top_p
-                kept[0] = True
-                floor = torch.maximum(floor, values[kept][-1])
-                normaliser = values64[values >= floor].logsumexp(0)
-            if candidates == self.size or values[-1] < floor:  # no tie reaches beyond the candidates
-                self.floor_R[row], self.normaliser_R[row] = floor, normaliser
-                self.ids_RS[row] = ids[values >= floor].sort().values
-                return
+                yield torch.as_tensor(part, device=self.device)
+
+    def _best(self, part: Tensor | slice, scaled_GV: Tensor) -> Tensor:
+        top_G, self.best_R[part] = scaled_GV.max(-1)
+        self.finite_R[part] = torch.isfinite(top_G)
+        return top_G
+
+    def _scale(self, part: Tensor | slice) -> Tensor:
+        """The logits divided by the temperature, their maxima found and their exponentials summed."""
+        scaled_GV = self.logits_RV[part].to(self.dtype) / self.divisor_R[part, None]
+        top_G = self._best(part, scaled_GV)
+        mass_G = torch.exp(scaled_GV - top_G[:, None]).sum(-1, dtype=torch.float64)
+        self.normaliser_R[part] = top_G.double() + mass_G.log()
+        return scaled_GV
+
+    def _filter(
+        self, part: Tensor | slice, scaled_GV: Tensor, top_k_G: Tensor, top_p_G: Tensor, min_p_G: Tensor
+    ) -> None:
+        """Set floors, normalisers and the ids of the law of positions with filters."""
+        values_GC, ids_GC = scaled_GV.topk(self.candidates)
+        whole_G = self.normaliser_R[part].clone()
+        floor_G = torch.full_like(values_GC[:, 0], -torch.inf)
+        normaliser_G = whole_G
+        has_k_G = top_k_G > 0
+        decided_G = torch.ones_like(has_k_G)
+        if bool(has_k_G.any()):
+            last_G = values_GC.gather(1, top_k_G.clamp(1, self.candidates)[:, None] - 1)[:, 0]
+            floor_G = torch.where(has_k_G, last_G, floor_G)
+            normaliser_G = torch.where(has_k_G, _mass(values_GC, floor_G), whole_G)
+            decided_G = ~has_k_G | ((top_k_G <= self.candidates) & (values_GC[:, -1] < last_G))  # and no ties beyond
+        probs_GC = torch.where(values_GC >= floor_G[:, None], (values_GC.double() - normaliser_G[:, None]).exp(), 0.0)
+        better_GC = probs_GC.cumsum(-1) - probs_GC
+        nucleus_G = (better_GC < top_p_G[:, None]).sum(-1).clamp(min=1)  # leading ones: the sums only grow
+        in_nucleus_G = values_GC.gather(1, nucleus_G[:, None] - 1)[:, 0]
+        floor_G = torch.where(top_p_G < 1, torch.maximum(floor_G, in_nucleus_G), floor_G)
+        share_G = (values_GC[:, 0].double() + min_p_G.log()).to(self.dtype)  # log(0) is -inf: no floor
+        floor_G = torch.maximum(floor_G, share_G)
+        decided_G &= values_GC[:, -1] < floor_G  # nothing beyond the candidates reaches the floor
+        if self.candidates == self.size:
+            decided_G = torch.ones_like(decided_G)
+        self.floor_R[part] = floor_G
+        self.normaliser_R[part] = _mass(values_GC, floor_G)
+        self.few_R[part] = decided_G & torch.isfinite(values_GC[:, 0])
+        inside_GC = values_GC >= floor_G[:, None]
+        self.ids_RC[part] = torch.where(inside_GC, ids_GC, self.size).sort(-1).values
+        for g in torch.nonzero(~decided_G & torch.isfinite(values_GC[:, 0]))[:, 0].tolist():
+            row = torch.arange(len(self.best_R), device=self.device)[part][g]
+            self.floor_R[row], self.normaliser_R[row] = _bisected(
+                scaled_GV[g], int(top_k_G[g]), float(top_p_G[g]), share_G[g], whole_G[g]
+            )
+
+    # what is asked of laws
 
     def probability(self, rows_n: Tensor, tokens_n: Tensor) -> Tensor:
         """Probability `[n]`, float64, of one token at each of the named positions; 0 for a token of -1."""
+        return self.log_probability(rows_n, tokens_n).exp()
+
+    def log_probability(self, rows_n: Tensor, tokens_n: Tensor) -> Tensor:
+        """Natural logarithm of `probability`; -inf outside the law."""
         known_n = (tokens_n >= 0) & (tokens_n < self.size)
         tokens_n = torch.where(known_n, tokens_n, 0)
         scaled_n = self.logits_RV[rows_n, tokens_n].to(self.dtype) / self.divisor_R[rows_n]
-        probs_n = self._probs(scaled_n, rows_n)
-        probs_n = torch.where(self.greedy_R[rows_n], (tokens_n == self.best_R[rows_n]).double(), probs_n)
-        return torch.where(known_n, probs_n, 0.0)
+        inside_n = torch.where(
+            self.greedy_R[rows_n], tokens_n == self.best_R[rows_n], scaled_n >= self.floor_R[rows_n]
+        )
+        logs_n = torch.where(self.greedy_R[rows_n], 0.0, scaled_n.double() - self.normaliser_R[rows_n])
+        return torch.where(known_n & inside_n, logs_n, -torch.inf)
+
+    def log_probabilities(self, rows_n: Tensor, tokens_n: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+        """`log_probability`, and ids and logs `[n, top]` of the likeliest tokens; -inf where there are no more."""
+        ids_nT = self.logits_RV[rows_n].topk(min(top, self.size), dim=-1).indices
+        if top:
+            ids_nT = torch.where(self.greedy_R[rows_n, None], _first(self.best_R[rows_n], ids_nT), ids_nT)
+        places_nT = rows_n[:, None].expand_as(ids_nT)
+        logs_nT = self.log_probability(places_nT.reshape(-1), ids_nT.reshape(-1)).view(ids_nT.shape)
+        return self.log_probability(rows_n, tokens_n), ids_nT, logs_nT
 
     def _probs(self, scaled: Tensor, rows: Tensor) -> Tensor:
         inside = scaled >= self.floor_R[rows]
@@ -160,35 +214,153 @@ class Laws:
         ids_RS = torch.where(greedy_R1 & first_S, self.best_R[:, None], ids_RS)
         return torch.where(probs_RS > 0, ids_RS, -1), probs_RS
 
-    def draw(self, rows_n: Tensor, minus_ids_nM: Tensor, minus_probs_nM: Tensor, uniforms_n: Tensor) -> Tensor:
+    def draw(
+        self,
+        rows_n: Tensor,
+        minus_ids_nM: Tensor,
+        minus_probs_nM: Tensor,
+        uniforms_n: Tensor,
+        scale_n: Tensor | None = None,
+    ) -> Tensor:
         """Draw one token at each named position from the law, less another law on a support (-1 pads): `[n]`.
 
-        What is drawn from is max(p - q, 0), or p where nothing is to be subtracted, by inverse CDF in token order.
+        What is drawn from is max(scale · p - q, 0), or p where nothing is left, by inverse CDF in token order.
         """
         tokens_n = self.best_R[rows_n].clone()
-        sampled = torch.nonzero(~self.greedy_R[rows_n])[:, 0]
-        few = [i for i in sampled.tolist() if self.ids_RS[int(rows_n[i])] is not None]
-        many = [i for i in sampled.tolist() if self.ids_RS[int(rows_n[i])] is None]
-        if many:
-            i = torch.tensor(many, device=self.device)
-            law = speculation.subtract(self.whole(rows_n[i]), minus_ids_nM[i], minus_probs_nM[i])
+        scale_n = torch.ones_like(uniforms_n) if scale_n is None else scale_n
+        few, many = self._split(rows_n)
+        for i in (many[first : first + ROWS_AT_ONCE] for first in range(0, len(many), ROWS_AT_ONCE)):
+            law = speculation.subtract(self.whole(rows_n[i]), minus_ids_nM[i], minus_probs_nM[i], scale_n[i])
             tokens_n[i] = speculation.draw(law, uniforms_n[i])
-        if few:
-            i = torch.tensor(few, device=self.device)
-            tokens_n[i] = self._draw_few(rows_n[i], minus_ids_nM[i], minus_probs_nM[i], uniforms_n[i])
+        if len(few):
+            ids_nC, law_nC = self._few(rows_n[few])
+            minus_ids_nM, minus_probs_nM = minus_ids_nM[few], minus_probs_nM[few]
+            place_nM = torch.searchsorted(ids_nC, minus_ids_nM.contiguous()).clamp(max=ids_nC.shape[1] - 1)
+            place_nM = torch.where(ids_nC.gather(1, place_nM) == minus_ids_nM, place_nM, -1)
+            law_nC = speculation.subtract(law_nC, place_nM, minus_probs_nM, scale_n[few])
+            tokens_n[few] = _chosen(ids_nC, speculation.draw(law_nC, uniforms_n[few]))
         return tokens_n
 
-    def _draw_few(self, rows_n: Tensor, minus_ids_nM: Tensor, minus_probs_nM: Tensor, uniforms_n: Tensor) -> Tensor:
-        """`draw` for laws whose supports are listed: the same sums, without the zeros between."""
-        supports = [self.ids_RS[int(row)] for row in rows_n]
-        ids_nS = torch.nn.utils.rnn.pad_sequence([s for s in supports if s is not None], True, padding_value=self.size)
-        known_nS = ids_nS < self.size
-        inside_nS = torch.where(known_nS, ids_nS, 0)
-        scaled_nS = self.logits_RV[rows_n[:, None], inside_nS].to(self.dtype) / self.divisor_R[rows_n, None]
-        law_nS = torch.where(known_nS, self._probs(scaled_nS, rows_n[:, None]), 0.0)
-        place_nM = torch.searchsorted(ids_nS, minus_ids_nM.contiguous()).clamp(max=ids_nS.shape[1] - 1)
-        place_nM = torch.where(ids_nS.gather(1, place_nM) == minus_ids_nM, place_nM, -1)
-        law_nS = speculation.subtract(law_nS, place_nM, minus_probs_nM)
-        drawn_n = speculation.draw(law_nS, uniforms_n)
-        tokens_n = ids_nS.gather(1, drawn_n.clamp(min=0)[:, None])[:, 0]
-        return torch.where(drawn_n >= 0, tokens_n, drawn_n)
+    def race(self, rows_n: Tensor, keys_n3: np.ndarray, places_n: np.ndarray) -> Tensor:
+        """Draw one token at each named position by the noise of the rule `coupled`, made on the law's support: `[n]`.
+
+        `keys_n3` and `places_n` say whose noise it is and for which generated token (`randomness.coupled_uniforms`).
+        """
+        tokens_n = self.best_R[rows_n].clone()
+        few, many = self._split(rows_n)
+        for i in many.tolist():
+            law_V = self.whole(rows_n[i : i + 1])[0]
+            ids_S = torch.nonzero(law_V)[:, 0]
+            tokens_n[i] = speculation.race(
+                ids_S[None], law_V[None, ids_S].log(), self._noise(keys_n3[i : i + 1], places_n[i : i + 1], ids_S[None])
+            )[0]
+        if len(few):
+            ids_nC, law_nC = self._few(rows_n[few])
+            i = few.cpu().numpy()
+            tokens_n[few] = speculation.race(ids_nC, law_nC.log(), self._noise(keys_n3[i], places_n[i], ids_nC))
+        return tokens_n
+
+    def _noise(self, keys_n3: np.ndarray, places_n: np.ndarray, ids_nS: Tensor) -> Tensor:
+        return torch.as_tensor(coupled_uniforms(keys_n3, places_n, ids_nS.cpu().numpy()), device=self.device)
+
+    def _split(self, rows_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the sampled ones among the named positions: those with few ids, and the others."""
+        sampled_n, few_n = ~self.greedy_R[rows_n] & self.finite_R[rows_n], self.few_R[rows_n]
+        return torch.nonzero(sampled_n & few_n)[:, 0], torch.nonzero(sampled_n & ~few_n)[:, 0]
+
+    def _few(self, rows_n: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids in ascending order and probabilities `[n, C]` of laws that lie on few; places behind them have none."""
+        ids_nC = self.ids_RC[rows_n]
+        known_nC = ids_nC < self.size
+        inside_nC = torch.where(known_nC, ids_nC, 0)
+        scaled_nC = self.logits_RV[rows_n[:, None], inside_nC].to(self.dtype) / self.divisor_R[rows_n, None]
+        return ids_nC, torch.where(known_nC, self._probs(scaled_nC, rows_n[:, None]), 0.0)
+
+    def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.as_tensor(array, dtype=dtype, device=self.device)
+
+
+def raw_log_probabilities(logits_RV: Tensor, rows_n: Tensor, tokens_n: Tensor, top: int) -> tuple[Tensor, ...]:
+    """Of unchanged logits: log probability `[n]` of one token per named position; ids and logs `[n, top]` of the best.
+
+    float64, natural logarithms, worked out a few positions at a time.
+    """
+    parts = [
+        _raw(logits_RV[rows_n[i : i + ROWS_AT_ONCE]], tokens_n[i : i + ROWS_AT_ONCE], top)
+        for i in range(0, max(len(rows_n), 1), ROWS_AT_ONCE)
+    ]
+    return tuple(torch.cat(values) for values in zip(*parts, strict=True))
+
+
+def _raw(logits_GV: Tensor, tokens_G: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    logits_GV = logits_GV.to(torch.float64 if logits_GV.shape[1] <= SMALL_VOCABULARY else torch.float32)
+    top_G = logits_GV.amax(-1)
+    mass_G = torch.exp(logits_GV - top_G[:, None]).sum(-1, dtype=torch.float64)
+    normaliser_G1 = (top_G.double() + mass_G.log())[:, None]
+    values_GT, ids_GT = logits_GV.topk(min(top, logits_GV.shape[1]))
+    chosen_G = logits_GV.gather(1, tokens_G[:, None]).double() - normaliser_G1
+    return chosen_G[:, 0], ids_GT, values_GT.double() - normaliser_G1
+
+
+def _mass(values_GC: Tensor, floor_G: Tensor) -> Tensor:
+    """Logarithm of the summed exponentials of the values that reach the floor."""
+    return torch.where(values_GC >= floor_G[:, None], values_GC.double(), -torch.inf).logsumexp(-1)
+
+
+def _first(best_n: Tensor, ids_nT: Tensor) -> Tensor:
+    """The best token before the other ids, of which none is it."""
+    others_nT = torch.where(ids_nT == best_n[:, None], -1, ids_nT)
+    others_nT[:, 0] = best_n
+    return others_nT
+
+
+def _chosen(ids_nC: Tensor, place_n: Tensor) -> Tensor:
+    """The id at each place; a place of -1 stays -1."""
+    return torch.where(place_n >= 0, ids_nC.gather(1, place_n.clamp(min=0)[:, None])[:, 0], place_n)
+
+
+def _bisected(
+    scaled_V: Tensor, top_k: int, top_p: float, share: Tensor, normaliser: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Floor and normaliser of one float32 law whose filters reach beyond the candidates.
+
+    A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p; so the
+    floor is the smallest value whose strictly better ones do. Found in at most 32 passes over the row.
+    """
+    steps_V = _steps(scaled_V)
+    floor = scaled_V.new_tensor(-torch.inf)
+    if top_k > 0:
+        floor = _smallest(scaled_V, steps_V, lambda above_V: int(above_V.sum()) < top_k)
+        normaliser = torch.where(scaled_V >= floor, scaled_V.double(), -torch.inf).logsumexp(0)
+    if top_p < 1:
+        probs_V = torch.where(scaled_V >= floor, (scaled_V - normaliser.float()).exp(), 0.0)
+        nucleus = _smallest(
+            scaled_V, steps_V, lambda above_V: float((probs_V * above_V).sum(dtype=torch.float64)) < top_p
+        )
+        floor = torch.maximum(floor, nucleus)
+    floor = torch.maximum(floor, share)
+    return floor, torch.where(scaled_V >= floor, scaled_V.double(), -torch.inf).logsumexp(0)
+
+
+def _smallest(scaled_V: Tensor, steps_V: Tensor, enough: Callable[[Tensor], bool]) -> Tensor:
+    """The smallest float32 whose strictly larger entries are `enough` (true of few of them, and of none)."""
+    low, high = int(steps_V.min()) - 1, int(steps_V.max())  # `high` is enough, whatever is below `low` is no entry
+    while high - low > 1:
+        middle = (low + high) // 2
+        if enough(steps_V > middle):
+            high = middle
+        else:
+            low = middle
+    return _value(high).to(scaled_V.device)
+
+
+def _steps(values_V: Tensor) -> Tensor:
+    """float32 numbers as integers in the same order: neighbouring numbers differ by one."""
+    bits_V = values_V.contiguous().view(torch.int32)
+    return torch.where(bits_V >= 0, bits_V, bits_V ^ 0x7FFFFFFF)
+
+
+def _value(step: int) -> Tensor:
+    """The float32 number of a step."""
+    bits = step if step >= 0 else step ^ 0x7FFFFFFF
+    return torch.tensor(bits, dtype=torch.int32).view(torch.float32)

@@ -160,7 +160,7 @@ def other_temperature(kinds: list[Any], temperature: float) -> list[tuple[int, t
 
 def redraw_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = Laws.draw
-    monkeypatch.setattr(Laws, "draw", lambda self, rows, ids, probs, u: draw(self, rows, ids, probs * 0, u))
+    monkeypatch.setattr(Laws, "draw", lambda self, rows, ids, probs, *rest: draw(self, rows, ids, probs * 0, *rest))
 
 
 def claim_the_whole_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def forget_the_filters_of_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def bare(self: Decoding, counts: np.ndarray) -> Decoding:
         full = repeat(self, counts)
-        return Decoding(full.temperature_R, full.top_k_R, np.where(np.repeat(counts, counts) > 1, 1.0, full.top_p_R))
+        return replace(full, top_p_R=np.where(np.repeat(counts, counts) > 1, 1.0, full.top_p_R))
 
     monkeypatch.setattr(Decoding, "repeat", bare)
 

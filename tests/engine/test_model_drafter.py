@@ -54,6 +54,7 @@ def request(
         copies=(),
         wanted=np.array(wanted),
         starts=zeros + start,
+        greedy=np.zeros(rows, dtype=bool),
     )
 
 
@@ -186,7 +187,7 @@ def test_prefix_copied_from_a_copy_of_the_same_step() -> None:
     feed = Feed(np.array([11, 12]), np.array([0, 1]), np.array([10, 9]), np.array([1, 1]), np.array([5, 5]))
     openings = tuple(Opening(h, philox_key(0, 0, str(h), 0), MIXED[0]) for h in (11, 12))
     copies = (PrefixCopy(3, 0, 10), PrefixCopy(0, 1, 9))
-    asked = DraftRequest(feed, openings, copies, np.array([1, 1]), np.zeros(2, dtype=np.int64))
+    asked = DraftRequest(feed, openings, copies, np.array([1, 1]), np.zeros(2, dtype=np.int64), np.zeros(2, dtype=bool))
     proposal = made.propose(asked)
     model = tiny_model("llama", 2, **SMALL)
     for row, tokens in enumerate(([*text, 5], [*text[:9], 5])):
@@ -198,4 +199,4 @@ def test_prefix_copied_from_a_copy_of_the_same_step() -> None:
 def test_prefix_that_is_not_held_is_a_cache_miss() -> None:
     feed = Feed(np.array([1]), np.array([0]), np.array([4]), np.array([1]), np.array([5]))
     with pytest.raises(CacheMiss):
-        drafter().propose(DraftRequest(feed, (), (), np.array([1]), np.array([0])))
+        drafter().propose(DraftRequest(feed, (), (), np.array([1]), np.array([0]), np.array([False])))

@@ -84,6 +84,7 @@ def request(
         copies=copies,
         wanted=np.array(wanted),
         starts=np.zeros(len(rows), dtype=np.int64),
+        greedy=np.zeros(len(rows), dtype=bool),
     )
 
 

@@ -58,24 +58,30 @@ def whole_laws(laws: Laws, bases: np.ndarray, lengths: np.ndarray, positions: in
     return whole
 
 
-def judged(laws: Laws, bases: np.ndarray, proposal: Proposal, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def judged(
+    laws: Laws, bases: np.ndarray, proposal: Proposal, uniforms: np.ndarray, rule: str = "ratio"
+) -> tuple[np.ndarray, np.ndarray]:
     drafted = speculation.read(proposal, laws.device)
-    return judge(laws, torch.as_tensor(bases), drafted, torch.as_tensor(uniforms))
+    accepted, following = judge(laws, torch.as_tensor(bases), drafted, torch.as_tensor(uniforms), rule)
+    return accepted.numpy(), following.numpy()
 
 
+@pytest.mark.parametrize("rule", ["ratio", "block"])
 @pytest.mark.parametrize(
     ("vocabulary", "positions", "support", "cases"),
     [(5, 3, 1, 12), (5, 3, 5, 12), (9, 4, 4, 12), (40, 6, 8, 6), (40, 1, 40, 6), (SMALL_VOCABULARY + 9, 3, 6, 2)],
 )
-def test_judging_equals_the_rule_on_whole_laws(vocabulary: int, positions: int, support: int, cases: int) -> None:
+def test_judging_equals_the_rule_on_whole_laws(
+    vocabulary: int, positions: int, support: int, cases: int, rule: str
+) -> None:
     rng = np.random.default_rng([vocabulary, positions, support])
     kept, rows_seen = [], 0
     for _ in range(cases):
         rows = 40 if vocabulary < 1000 else 12
         laws, bases, proposal, uniforms = random_case(rng, rows, vocabulary, positions, support)
-        accepted, following = judged(laws, bases, proposal, uniforms)
+        accepted, following = judged(laws, bases, proposal, uniforms, rule)
         whole = whole_laws(laws, bases, proposal.lengths, positions)
-        expected = speculation.verify(whole, proposal, uniforms)
+        expected = speculation.verify(whole, proposal, uniforms, rule)
         assert accepted.tolist() == expected.accepted.tolist()
         assert following.tolist() == expected.next_token.tolist()
         kept += accepted[proposal.lengths > 0].tolist()
@@ -125,7 +131,7 @@ def test_row_with_a_law_that_is_not_finite_has_no_verdict(place: int) -> None:
     logits = laws.logits_RV.clone()
     logits[bases[row] + place] = torch.nan
     again = Laws(
-        logits, Decoding(np.ones(len(logits)), np.zeros(len(logits), dtype=np.int64), np.full(len(logits), 0.9))
+        logits, Decoding.of([SamplingParams(1, temperature=1.0, top_p=0.9)] * len(logits))
     )
     accepted, following = judged(again, bases, proposal, uniforms)
     assert following[row] == -1
@@ -185,7 +191,7 @@ def test_verdict_is_the_rule_on_the_plain_models_laws() -> None:
     verifier = TargetVerifier(runner(lambda: packed("llama")))
     for start in range(12):  # other positions, other uniforms
         starts = np.full(len(SEQUENCES), start)
-        verdict = verifier.verify(replace(request, starts=starts))
+        verdict = verifier.verify(replace(request, starts=starts)).verdict
         keys = np.array([o.philox_key for o in request.openings])
         expected = speculation.verify(whole, request.proposal, verdict_uniforms(keys, starts, 4))
         assert verdict.accepted.tolist() == expected.accepted.tolist()
@@ -197,7 +203,7 @@ def test_verdict_is_the_rule_on_the_plain_models_laws() -> None:
 def test_rows_that_are_not_final_have_no_verdict_and_do_not_write_their_drafts() -> None:
     run = runner(lambda: packed("llama"))
     request = request_of(SEQUENCES, SamplingParams(9), DRAFTS, final=[False, True, True, False])
-    verdict = TargetVerifier(run).verify(request)
+    verdict = TargetVerifier(run).verify(request).verdict
     assert (verdict.next_token < 0).tolist() == [True, False, False, True]
     assert verdict.accepted[[0, 3]].tolist() == [0, 0]
     assert run.held.tolist() == [3, 1, 6, 2]
@@ -205,7 +211,7 @@ def test_rows_that_are_not_final_have_no_verdict_and_do_not_write_their_drafts()
 
 def test_no_final_row_at_all() -> None:
     request = request_of(SEQUENCES, SamplingParams(9), [[]] * 4, final=[False] * 4)
-    verdict = TargetVerifier(runner(lambda: packed("llama"))).verify(request)
+    verdict = TargetVerifier(runner(lambda: packed("llama"))).verify(request).verdict
     assert verdict.next_token.tolist() == [-1] * 4
 
 
@@ -215,7 +221,7 @@ def test_only_row_of_a_batch_is_not_finite(params: SamplingParams) -> None:
     run = runner(lambda: packed("llama"))
     run.model.get_input_embeddings().weight.data[7] = torch.nan
     verifier = TargetVerifier(run)
-    assert verifier.verify(request_of([[1, 7, 2]], params, [[3]])).next_token.tolist() == [-1]
+    assert verifier.verify(request_of([[1, 7, 2]], params, [[3]])).verdict.next_token.tolist() == [-1]
     assert run.held[0] == 0
     assert all(bool(buffer[0].isfinite().all()) for buffer in run.cache.keys + run.cache.values)
-    assert verifier.verify(request_of([[1, 2]], params, [[3]])).next_token[0] >= 0
+    assert verifier.verify(request_of([[1, 2]], params, [[3]])).verdict.next_token[0] >= 0

@@ -1,23 +1,48 @@
 """Proposes with a draft model: one packed pass for what is to be caught up, then one per further token.
 
-The draft's law at each position is its own law under the sequence's temperature and filters, cut to its `support`
-likeliest tokens. Exactly these numbers are drawn from and shipped, so whatever was cut away stays exact.
+The draft's law at each position is its own law under all of the sequence's decoding parameters, cut to its `support`
+likeliest tokens. Exactly these numbers are drawn from and shipped, so whatever was cut away stays exact. Under the
+rule `coupled` the token is the one that the target's own noise would choose from this law.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline import speculation
+from pipeline.engine.edits import Positions, edited
 from pipeline.engine.laws import Decoding, Laws
-from pipeline.engine.runner import Runner
-from pipeline.messages import DraftRequest, Feed, Proposal
-from pipeline.randomness import Stream, uniforms
+from pipeline.engine.token_store import TokenStore
+from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal
+from pipeline.randomness import Stream, coupled_uniforms, uniforms
 from pipeline.step import empty_proposal
+
+Sampling = Literal["sample", "greedy", "auto"]
+
+
+class DraftRunner(Protocol):
+    """What drafting needs of a model with a slot cache: a `Runner`, or one that speaks another vocabulary."""
+
+    vocabulary: int
+    openings: dict[int, Opening]
+    texts: TokenStore
+
+    def open(self, openings: tuple[Opening, ...], copies: tuple[PrefixCopy, ...], feed: Feed) -> None:
+        """See `Runner.open`."""
+        ...
+
+    def forward(self, feed: Feed, extra_tokens: list[np.ndarray], wanted_R: np.ndarray) -> Tensor:
+        """See `Runner.forward`."""
+        ...
+
+    def scrub(self, slot: int) -> None:
+        """See `Runner.scrub`."""
+        ...
 
 
 class ModelDrafter:
@@ -25,12 +50,24 @@ class ModelDrafter:
 
     keeps_proposals = True
 
-    def __init__(self, runner: Runner, support: int, sampling: Literal["sample", "greedy"], chunk: int) -> None:
-        """`sampling` greedy proposes the likeliest token with a one-hot law, whatever the temperature."""
+    def __init__(
+        self,
+        runner: DraftRunner,
+        support: int,
+        sampling: Sampling,
+        chunk: int,
+        coupled: bool = False,
+        eos: Iterable[int] = (),
+    ) -> None:
+        """`sampling` greedy proposes the likeliest token with a one-hot law, whatever the temperature; auto does so
+        where the request says so. `coupled` draws with the noise that the target draws with; `eos` as in `edits`.
+        """
         self.runner = runner
         self.support = support
-        self.sampling = sampling
+        self.sampling: Sampling = sampling
         self.chunk: int | None = chunk
+        self.coupled = coupled
+        self.eos = tuple(eos)
 
     def ready(self) -> bool:
         """Always: it lives in this process."""
@@ -66,17 +103,25 @@ class ModelDrafter:
         self, request: DraftRequest, proposal: Proposal, rows: np.ndarray, k: int, logits: Tensor
     ) -> np.ndarray:
         """Write position k of the named rows, and return those written: non-finite logits end a row's draft."""
-        openings = [self.runner.openings[int(s)] for s in request.feed.sequences[rows]]
+        feed, starts = request.feed, request.starts[rows]
+        openings = [self.runner.openings[int(s)] for s in feed.sequences[rows]]
+        before = feed.cached[rows] + feed.lengths[rows] + k
+        positions = Positions(np.arange(len(rows)), feed.slots[rows], before, starts + k)
         decoding = Decoding.of(o.params for o in openings)
-        if self.sampling == "greedy":
-            decoding = Decoding(np.zeros_like(decoding.temperature_R), decoding.top_k_R, decoding.top_p_R)
-        laws = Laws(logits, decoding)
+        if self.sampling != "sample":
+            decoding = decoding.greedy_where((self.sampling == "greedy") | np.asarray(request.greedy)[rows])
+        laws = Laws(edited(logits, openings, positions, self.runner.texts, self.eos), decoding)
         ids, probs = laws.top(proposal.support_ids.shape[2])
         keys = np.array([o.philox_key for o in openings], dtype=np.uint64)
-        u = uniforms(keys, request.starts[rows], np.array([k]), Stream.DRAFT)[:, 0]
-        chosen = speculation.draw(probs.double(), torch.as_tensor(u, device=laws.device))
-        sound = (laws.finite_R & (chosen >= 0)).cpu().numpy()
-        tokens = ids.gather(1, chosen.clamp(min=0)[:, None])[:, 0].cpu().numpy()
+        if self.coupled:
+            noise = coupled_uniforms(keys, starts + k, ids.clamp(min=0).cpu().numpy())
+            chosen_ids = speculation.race(ids, probs.log(), torch.as_tensor(noise, device=laws.device))
+        else:
+            u = uniforms(keys, starts, np.array([k]), Stream.DRAFT)[:, 0]
+            chosen = speculation.draw(probs.double(), torch.as_tensor(u, device=laws.device))
+            chosen_ids = torch.where(chosen >= 0, ids.gather(1, chosen.clamp(min=0)[:, None])[:, 0], -1)
+        sound = (laws.finite_R & (chosen_ids >= 0)).cpu().numpy()
+        tokens = chosen_ids.cpu().numpy()
         kept = rows[sound]
         proposal.tokens[kept, k] = tokens[sound]
         proposal.support_ids[kept, k] = ids.cpu().numpy()[sound]

@@ -1,0 +1,67 @@
+"""An audit on the cluster: one worker that sits where a replica would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from actors.placement import place
+from actors.seats import Seat, reserve
+from actors.session import nodes, ray_session
+from actors.worker import Worker
+from pipeline.config import JobConfig
+
+if TYPE_CHECKING:
+    from pipeline.audit import Audit
+    from pipeline.engine.auditing import Question
+
+AUDIT_SECONDS = 24 * 3600.0  # for an audit: only a worker that hangs takes longer
+
+
+class Auditor:
+    """The actor."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def ready(self) -> bool:
+        """Nothing is to be loaded before the audit, which loads one model after the other."""
+        from pipeline.engine.assembly import set_threads
+
+        set_threads(self.threads)
+        return True
+
+    def audit(self, work: tuple[JobConfig, Sequence[Question]]) -> Audit:
+        """Target and draft in this process."""
+        from pipeline.engine.auditing import audit
+
+        return audit(*work, _in_silence)
+
+
+def audit_on_ray(config: JobConfig, questions: Sequence[Question]) -> Audit:
+    """Audit a job where its target has room, which need not be where this process runs.
+
+    Target and draft share one worker, wherever the job puts its drafts: what is audited is what they compute.
+    """
+    together = config.decoding.model_copy(update={"placement": "colocated"})
+    config = config.model_copy(update={"decoding": together})
+    with ray_session():
+        seats = reserve(place(config, nodes()), config.decoding.placement_timeout)
+        try:
+            return _ask(seats.replica, config, questions)
+        finally:
+            seats.release()
+
+
+def _ask(seat: Seat, config: JobConfig, questions: Sequence[Question]) -> Audit:
+    worker = Worker(seat.create(Auditor, seat.threads), "the audit's worker")
+    try:
+        worker.wait_ready()
+        audit: Audit = worker.ask("audit", (config, questions), AUDIT_SECONDS)
+        return audit
+    finally:
+        worker.end()
+
+
+def _in_silence(line: str) -> None:
+    return None
