@@ -281,7 +281,8 @@ def estimate(config: JobConfig, setup: Setup, rows: int, prompts: Prompts, timed
         return None, "no prompt in the sample"
     per_document = sum(prompts.tokens) / prompts.documents
     answered = rows * (1 - prompts.errors / prompts.documents)
-    work = Work(round(rows * per_document), round(answered * sum(task.max_new_tokens for task in config.tasks)))
+    new_tokens = sum(task.n * task.max_new_tokens for task in config.tasks)
+    work = Work(round(rows * per_document), round(answered * new_tokens))
     if timed:
         return seconds_from_timing(
             config, setup.limits.slots, prompts.examples, work
@@ -305,7 +306,10 @@ def seconds_from_timing(config: JobConfig, slots: int, examples: Sequence[Reques
 
 
 def _seconds_for(engine: Engine, requests: Sequence[Request], new_tokens: int) -> float:
-    params = [replace(request.params, max_new_tokens=new_tokens, ignore_eos=True) for request in requests]
+    params = [
+        replace(request.params, max_new_tokens=new_tokens, min_new_tokens=0, ignore_eos=True, stop=(), n=1)
+        for request in requests
+    ]
     start = time.perf_counter()
     engine.generate([replace(request, params=p) for request, p in zip(requests, params, strict=True)])
     return time.perf_counter() - start

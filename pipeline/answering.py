@@ -34,14 +34,14 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A document with a request per task, or why there is none; `kept` comes with the first row of a batch.
+    """A document with a request per sample of each task, or why there is none; `kept` comes with a batch's first row.
 
     The document has left its text and its fields behind: the row does not need them, and they may be long.
     """
 
     shard: Shard
     document: Document
-    requests: Mapping[str, Request | PromptError]
+    requests: Mapping[str, list[Request] | PromptError]
     kept: pa.RecordBatch | None
 
 
@@ -80,6 +80,7 @@ class Place:
     shard: ShardInHand
     row: int
     task: str
+    sample: int
 
 
 class Answerer:
@@ -131,17 +132,20 @@ class Answerer:
             if not is_current(file):
                 raise Stopped(f"{file.path} changed while it was read; run the same command again to plan it anew")
 
-    def _requests(self, document: Document) -> Mapping[str, Request | PromptError]:
+    def _requests(self, document: Document) -> Mapping[str, list[Request] | PromptError]:
         if document.error is not None:
             return {}
-        return {task: self._request(task, document) for task in self.prompters}
+        return {task: self._samples(task, document) for task in self.prompters}
 
-    def _request(self, task: str, document: Document) -> Request | PromptError:
+    def _samples(self, task: str, document: Document) -> list[Request] | PromptError:
+        """One request per sample, each with a key of its own, so that each is answered as soon as it can be."""
         try:
             prompt = self.prompters[task].render(document)
         except PromptError as error:
             return error
-        return Request(request_key(self.plan.fingerprint, task, prompt), prompt, self.sampling[task])
+        params = self.sampling[task]
+        keys = [request_key(self.plan.fingerprint, task, prompt, sample) for sample in range(params.n)]
+        return [Request(key, prompt, replace(params, n=1)) for key in keys]
 
 
 class Desk:
@@ -198,29 +202,32 @@ class Desk:
         row = shard.rows.add(item.document)
         if item.document.error is not None:
             self._row_done(shard)
-        for task, request in item.requests.items():
-            place = Place(shard, row, task)
-            if isinstance(request, PromptError):
-                self._settle(shard, shard.rows.fail(row, task, str(request)))
-            elif request.key in self.answered:
-                self._fill(place, self.answered[request.key])
-            elif request.key in self.awaited:
-                self.awaited[request.key].append(place)
-            else:
-                self.awaited[request.key] = [place]
-                shard.keys.append(request.key)
-                yield request
+        for task, requests in item.requests.items():
+            if isinstance(requests, PromptError):
+                for sample in range(shard.rows.tasks[task]):
+                    self._settle(shard, shard.rows.fail(row, task, str(requests), sample))
+                continue
+            for sample, request in enumerate(requests):
+                place = Place(shard, row, task, sample)
+                if request.key in self.answered:
+                    self._fill(place, self.answered[request.key])
+                elif request.key in self.awaited:
+                    self.awaited[request.key].append(place)
+                else:
+                    self.awaited[request.key] = [place]
+                    shard.keys.append(request.key)
+                    yield request
 
     def _shard_in_hand(self, shard: Shard) -> ShardInHand:
         if shard.index not in self.open:
             config, plan = self.answerer.config, self.answerer.plan
-            tasks = [task.name for task in config.tasks]
+            tasks = {task.name: task.n for task in config.tasks}
             rows = ShardRows(shard, plan.schema, config.input.id_column, tasks)
             self.open[shard.index] = ShardInHand(rows, time.monotonic())
         return self.open[shard.index]
 
     def _fill(self, place: Place, completion: Completion) -> None:
-        self._settle(place.shard, place.shard.rows.answer(place.row, place.task, completion))
+        self._settle(place.shard, place.shard.rows.answer(place.row, place.task, completion, place.sample))
 
     def _settle(self, shard: ShardInHand, row_is_complete: bool) -> None:
         if row_is_complete:

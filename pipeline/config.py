@@ -433,23 +433,11 @@ WITHHELD = (
     Withheld("draft.*.accelerator", "choosing nodes is"),
     Withheld("draft.*.label_selector", "choosing nodes is"),
     Withheld("draft.*.replicas", "more than one draft worker is", "use 1"),
-    Withheld("decoding.rule", "another rule than ratio is", "use ratio"),
-    Withheld("tasks.*.min_p", "min-p sampling is"),
-    Withheld("tasks.*.repetition_penalty", "penalties are"),
-    Withheld("tasks.*.presence_penalty", "penalties are"),
-    Withheld("tasks.*.frequency_penalty", "penalties are"),
-    Withheld("tasks.*.logit_bias", "logit biases are"),
-    Withheld("tasks.*.bad_words", "bad words are"),
-    Withheld("tasks.*.min_new_tokens", "a minimum length is"),
-    Withheld("tasks.*.stop", "stop strings are"),
-    Withheld("tasks.*.n", "more than one sample is"),
-    Withheld("tasks.*.logprobs", "log probabilities are"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
     Withheld("tasks.*.schema", "typed answers are"),
     Withheld("tasks.*.choices", "typed answers are"),
     Withheld("tasks.*.regex", "typed answers are"),
     Withheld("tasks.*.grammar", "typed answers are"),
-    Withheld("audit", "audits are"),
 )
 
 

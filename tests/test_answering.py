@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,62 @@ def test_work_can_be_sent_to_another_process(tmp_path: Path) -> None:
     assert isinstance(copy.plan, Plan)
     answer(copy)
     assert answers(tmp_path) == expected((0, 4))
+
+
+class SampleEngine(StubEngine):
+    """Says which request it answers, so that samples differ, with log probabilities where they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=5)
+        self.requests: list[Request] = []
+
+    def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+        for completion in super().stream(self._noted(requests)):
+            [asked] = [r for r in self.requests if r.key == completion.key]
+            scores = [-0.5] * len(completion.token_ids) if asked.params.logprobs != "none" else None
+            yield replace(completion, text=completion.key[:8], logprobs=scores)
+
+    def _noted(self, requests: Iterable[Request | None]) -> Iterator[Request | None]:
+        for request in requests:
+            if request is not None:
+                self.requests.append(request)
+            yield request
+
+
+def test_samples_are_lists_of_one_length_whatever_fails(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 6, n2="", n4=FAILS)
+    task = {"name": "summary", "prompt": "Say: {body}", "max_new_tokens": 64, "n": 3, "logprobs": "raw"}
+    engine = SampleEngine()
+    total = answer(planned(job(tmp_path, tasks=[task])), engine)
+    found = frame(tmp_path)
+    assert len(found) == 6
+    for suffix in ("", "_finish", "_tokens", "_logprob", "_error"):
+        assert {len(cell) for cell in found[f"summary{suffix}"]} == {3}, suffix
+    assert all(len(set(found["summary"][i])) == 3 for i in ("00000", "00001", "00003", "00005"))
+    assert list(found["summary_finish"]["00002"]) == ["error"] * 3
+    assert list(found["summary_error"]["00004"]) == ["logits are not finite"] * 3
+    assert list(found["summary"]["00004"]) == [None] * 3
+    tokens, scores = found["summary_tokens"]["00000"], found["summary_logprob"]["00000"]
+    assert list(scores) == [-0.5 * n for n in tokens]
+    assert all(request.params.n == 1 for request in engine.requests)
+    assert len({request.key for request in engine.requests}) == len(engine.requests) == total.requests == 15
+    assert (total.rows_done, total.error_rows) == (6, 2)
+    again = pd.read_parquet(tmp_path / "out")
+    assert str(again["summary"].dtype) == "object"
+
+
+def test_log_probability_is_the_sum_over_the_answer(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 3)
+    task = {"name": "summary", "prompt": "Say: {body}", "max_new_tokens": 64, "logprobs": "law"}
+    answer(planned(job(tmp_path, tasks=[task])), SampleEngine())
+    found = frame(tmp_path)
+    assert list(found["summary_logprob"]) == [-0.5 * n for n in found["summary_tokens"]]
+
+
+def test_equal_texts_share_their_samples(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 4, n1="the wire copy", n3="the wire copy")
+    task = {"name": "summary", "prompt": "Say: {body}", "max_new_tokens": 64, "n": 2}
+    total = answer(planned(job(tmp_path, tasks=[task])), SampleEngine())
+    found = frame(tmp_path)
+    assert list(found["summary"]["00001"]) == list(found["summary"]["00003"])
+    assert total.requests == 6

@@ -426,25 +426,12 @@ WITHHELD = [
     ("draft", {"kind": "ngram", "gpus": 2}, "use 0 or 1"),
     ("draft", {"kind": "ngram", "accelerator": "T4"}, "remove the key"),
     ("draft", {"kind": "ngram", "label_selector": {"a": "b"}}, "remove the key"),
-    ("decoding.rule", "block", "use ratio"),
-    ("decoding.rule", "coupled", "use ratio"),
-    ("tasks.0.min_p", 0.1, "min-p"),
-    ("tasks.0.repetition_penalty", 1.1, "penalties"),
-    ("tasks.0.presence_penalty", 1.0, "penalties"),
-    ("tasks.0.frequency_penalty", 1.0, "penalties"),
-    ("tasks.0.logit_bias", {5: 1.0}, "logit biases"),
-    ("tasks.0.bad_words", ["x"], "bad words"),
-    ("tasks.0.min_new_tokens", 3, "minimum length"),
-    ("tasks.0.stop", ["x"], "stop strings"),
-    ("tasks.0.n", 2, "more than one sample"),
-    ("tasks.0.logprobs", "raw", "log probabilities"),
     ("tasks.0.long", "chunk", "use truncate or error"),
     ("tasks.0.long", "map_reduce", "use truncate or error"),
     ("tasks.0.schema", {"type": "object"}, "typed answers"),
     ("tasks.0.choices", ["a", "b"], "typed answers"),
     ("tasks.0.regex", "a+", "typed answers"),
     ("tasks.0.grammar", "root ::= 'a'", "typed answers"),
-    ("audit", True, "audits"),
 ]  # fmt: skip
 
 
@@ -459,8 +446,8 @@ class TestKeysWithoutTheirFeature:
         assert expected in message
 
     def test_the_message_of_the_contract(self) -> None:
-        message = problem(with_value("tasks.0.stop", ["x"]))
-        assert message == "tasks.0.stop: stop strings are not available in this version; remove the key"
+        message = problem(with_value("tasks.0.regex", "a+"))
+        assert message == "tasks.0.regex: typed answers are not available in this version; remove the key"
 
     def test_a_window_is_refused_too(self) -> None:
         given = with_value("input.date_column", "day")
@@ -620,7 +607,7 @@ class TestOverrides:
                 "--set: decoding.draft_tokns: unknown key; did you mean draft_tokens?",
             ),
             ("decodng.batch=4", "--set: decodng: unknown key; did you mean decoding?"),
-            ("tasks.0.stop=[x]", "--set: tasks.0.stop: stop strings are not available"),
+            ("tasks.0.regex=a+", "--set: tasks.0.regex: typed answers are not available"),
             ("seed=x", "--set: seed: must be a whole number, not 'x'"),
             ("seed", "--set: seed: write key=value"),
             ("=4", "--set: =4: write key=value"),

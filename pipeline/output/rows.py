@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -15,63 +15,67 @@ from pipeline.records import Completion, Document, FinishReason
 
 
 class ShardRows:
-    """Rows in the shard's order; each is complete when every task has an answer or an error."""
+    """Rows in the shard's order; each is complete when every sample of every task has an answer or an error."""
 
-    def __init__(self, shard: Shard, schema: pa.Schema, id_column: str, tasks: Iterable[str]) -> None:
+    def __init__(self, shard: Shard, schema: pa.Schema, id_column: str, tasks: Mapping[str, int]) -> None:
+        """`tasks`: how many samples each task gives. More than one makes its cells lists of that length."""
         self.shard = shard
         self.schema = schema
         self.id_column = id_column
-        self.tasks = tuple(tasks)
+        self.tasks = dict(tasks)
         self.kept: list[pa.RecordBatch] = []
         self.incomplete = shard.rows
         self.error_rows = 0
-        names = [id_column, "doc_hash", "error", *(f.name for task in self.tasks for f in task_fields(task))]
-        self._columns: dict[str, list[Any]] = {name: [] for name in names}
+        self._columns: dict[str, list[Any]] = {name: [] for name in (id_column, "doc_hash", "error")}
+        self._cells = [(f.name, n) for task, n in self.tasks.items() for f in task_fields(task, n)]
+        self._columns |= {name: [] for name, _ in self._cells}
         self._unanswered: list[int] = []  # per row
 
     def add(self, document: Document) -> int:
         """Append a row; returns its number. One that could not be read is complete at once."""
         row = len(self._unanswered)
-        for column in self._columns.values():
-            column.append(None)
-        self._columns[self.id_column][row] = document.id
-        self._columns["doc_hash"][row] = document.doc_hash
-        self._columns["error"][row] = None if document.error is None else whole(document.error)
-        self._unanswered.append(len(self.tasks))
+        self._columns[self.id_column].append(document.id)
+        self._columns["doc_hash"].append(document.doc_hash)
+        self._columns["error"].append(None if document.error is None else whole(document.error))
+        for name, samples in self._cells:
+            self._columns[name].append(None if samples == 1 else [None] * samples)
+        self._unanswered.append(sum(self.tasks.values()))
         if document.error is not None:
-            for task in self.tasks:
-                self._put(row, task, "_finish", str(FinishReason.ERROR))
-                self._put(row, task, "_tokens", 0)
+            for task, samples in self.tasks.items():
+                for sample in range(samples):
+                    self._put(row, task, sample, "_finish", str(FinishReason.ERROR))
+                    self._put(row, task, sample, "_tokens", 0)
             self._unanswered[row] = 0
             self._complete(row)
         return row
 
-    def answer(self, row: int, task: str, completion: Completion) -> bool:
+    def answer(self, row: int, task: str, completion: Completion, sample: int = 0) -> bool:
         """Put an answer in its row; True if that completes the row."""
         if completion.error is not None:
-            return self.fail(row, task, completion.error)
-        self._put(row, task, "", whole(completion.text))
-        self._put(row, task, "_finish", str(completion.finish_reason))
-        self._put(row, task, "_tokens", len(completion.token_ids))
+            return self.fail(row, task, completion.error, sample)
+        self._put(row, task, sample, "", whole(completion.text))
+        self._put(row, task, sample, "_finish", str(completion.finish_reason))
+        self._put(row, task, sample, "_tokens", len(completion.token_ids))
         if completion.logprobs is not None:
-            self._put(row, task, "_logprob", float(sum(completion.logprobs)))
+            self._put(row, task, sample, "_logprob", float(sum(completion.logprobs)))
         return self._answered(row)
 
-    def fail(self, row: int, task: str, reason: str) -> bool:
-        """Say why a task has no answer; True if that completes the row."""
-        self._put(row, task, "_finish", str(FinishReason.ERROR))
-        self._put(row, task, "_tokens", 0)
-        self._put(row, task, "_error", whole(reason))
+    def fail(self, row: int, task: str, reason: str, sample: int = 0) -> bool:
+        """Say why a sample of a task has no answer; True if that completes the row."""
+        self._put(row, task, sample, "_finish", str(FinishReason.ERROR))
+        self._put(row, task, sample, "_tokens", 0)
+        self._put(row, task, sample, "_error", whole(reason))
         return self._answered(row)
 
     def table(self) -> pa.Table:
         assert self.incomplete == 0, f"shard {self.shard.index}: {self.incomplete} rows have no answer"
         return part_table(self.schema, self.kept, self._columns)
 
-    def _put(self, row: int, task: str, suffix: str, value: Any) -> None:
+    def _put(self, row: int, task: str, sample: int, suffix: str, value: Any) -> None:
         column = self._columns[task + suffix]
-        assert column[row] is None, f"shard {self.shard.index}, row {row}: {task} is answered twice"
-        column[row] = value
+        cell, place = (column, row) if self.tasks[task] == 1 else (column[row], sample)
+        assert cell[place] is None, f"shard {self.shard.index}, row {row}: {task} is answered twice"
+        cell[place] = value
 
     def _answered(self, row: int) -> bool:
         self._unanswered[row] -= 1
@@ -82,5 +86,8 @@ class ShardRows:
 
     def _complete(self, row: int) -> None:
         self.incomplete -= 1
-        errors = ["error", *(f"{task}_error" for task in self.tasks)]
-        self.error_rows += any(self._columns[name][row] is not None for name in errors)
+        errors = [self._columns["error"][row]]
+        for task, samples in self.tasks.items():
+            cell = self._columns[f"{task}_error"][row]
+            errors += [cell] if samples == 1 else cell
+        self.error_rows += any(error is not None for error in errors)

@@ -17,7 +17,7 @@ def output_schema(config: JobConfig, kept: pa.Schema) -> pa.Schema:
     fields = [pa.field(config.input.id_column, pa.string()), pa.field("doc_hash", pa.string())]
     fields += [pa.field(field.name, plain(field.type)) for field in kept]
     for task in config.tasks:
-        fields += task_fields(task.name)
+        fields += task_fields(task.name, task.n)
     fields.append(pa.field("error", pa.string()))
     return pa.schema(fields)
 
@@ -27,14 +27,12 @@ def kept_schema(schema: pa.Schema, kept: Iterable[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in kept])
 
 
-def task_fields(task: str) -> list[pa.Field]:
-    """The columns of a task whose answer is text."""
+def task_fields(task: str, samples: int = 1) -> list[pa.Field]:
+    """The columns of a task whose answer is text; lists of one length where it gives several samples."""
+    kinds = {"": pa.string(), "_finish": pa.string(), "_tokens": pa.int32()}
+    kinds |= {"_logprob": pa.float64(), "_error": pa.string()}
     return [
-        pa.field(task, pa.string()),
-        pa.field(f"{task}_finish", pa.string()),
-        pa.field(f"{task}_tokens", pa.int32()),
-        pa.field(f"{task}_logprob", pa.float64()),
-        pa.field(f"{task}_error", pa.string()),
+        pa.field(task + suffix, kind if samples == 1 else pa.list_(kind)) for suffix, kind in kinds.items()
     ]
 
 
