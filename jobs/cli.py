@@ -91,6 +91,23 @@ def check(
 
 
 @app.command()
+def audit(
+    config: Config,
+    overrides: Overrides = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> Work:
+    """Prove that the job's answers follow the target's law, on its own documents and models."""
+
+    def work() -> int:
+        job = load_config(config, overrides or ())
+        from jobs.audit import audit_job
+
+        return audit_job(job, as_json=json)
+
+    return work
+
+
+@app.command()
 def schema() -> Work:
     """Print the JSON schema of the job file, for editors."""
     from jobs.schema import print_schema

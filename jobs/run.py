@@ -9,14 +9,17 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any, Protocol
 
+from rich.console import Console
+
 from jobs.closing import print_answers
 from jobs.progress import ProgressLine
+from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.errors import OutputError, Stopped
@@ -32,7 +35,8 @@ from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
 
 LOG = logging.getLogger(__name__)
-COMMITTED, TOO_MANY_ERRORS = 0, 3
+COMMITTED, TOO_MANY_ERRORS, AUDIT_FAILED = 0, 3, 5
+Auditor = Callable[[JobConfig], Audit]
 VERSIONS = ("nightdesk", "torch", "transformers", "ray", "pyarrow", "pandas", "numpy")
 
 
@@ -62,10 +66,12 @@ def execute(
     fresh: bool = False,
     executor: Executor | None = None,
     models: Models | None = None,
+    auditor: Auditor | None = None,
 ) -> int:
-    """Run a job to its end; returns the exit code 0 or 3, raises a `NightdeskError` for every other end.
+    """Run a job to its end; returns the exit code 0, 3 or 5, raises a `NightdeskError` for every other end.
 
-    `limit` overrides `input.limit`. The executor is Ray by default; `models` are found on disk by default.
+    `limit` overrides `input.limit`. The executor is Ray by default, and so is who audits, where the job asks for that;
+    `models` are found on disk by default.
     """
     refuse_overlap(config.input, config.output.path)
     models = models or _models_on_disk(config)
@@ -78,7 +84,8 @@ def execute(
                 f"output.path: process {claim.other.pid} on {claim.other.host} is at work in "
                 f"{output.store.location}, and --fresh would remove what it writes; stop it first"
             )
-        return Run(config, output, ask, models, executor or _ray(config), shared=claim.other is not None).execute()
+        shared = claim.other is not None
+        return Run(config, output, ask, models, executor or _ray(config), shared, auditor or _audited_on_ray).execute()
 
 
 def _models_on_disk(config: JobConfig) -> Models:
@@ -101,6 +108,14 @@ def _ray(config: JobConfig) -> Executor:
 
     executor: Executor = RayExecutor(config)
     return executor
+
+
+def _audited_on_ray(config: JobConfig) -> Audit:
+    """This process may run where there is no memory for a model: the target has room where Ray puts it."""
+    from actors.auditor import audit_on_ray
+    from jobs.audit import choose_questions
+
+    return audit_on_ray(config, choose_questions(config))
 
 
 @dataclass
@@ -126,6 +141,7 @@ class Run:
         models: Models,
         executor: Executor,
         shared: bool,
+        auditor: Auditor,
     ) -> None:
         self.config = config
         self.output = output
@@ -133,6 +149,8 @@ class Run:
         self.models = models
         self.executor = executor
         self.shared = shared  # somebody else is at work on the same output
+        self.auditor = auditor
+        self.audited: Audit | None = None
         self.started = time.time()
 
     def execute(self) -> int:
@@ -239,14 +257,34 @@ class Run:
         counts = self.output.counts(plan)
         enough = counts.error_share <= self.config.max_error_rate
         dropped = [shard.index for shard in self.output.missing(plan)]
-        self.output.finish(plan, self._summary(session, counts, dropped), success=enough and not dropped)
+        audit = self._audit(counts)
+        sound = audit is None or audit.passed
+        self.output.finish(
+            plan, self._summary(session, counts, dropped, audit), success=enough and sound and not dropped
+        )
         if dropped:
             LOG.warning(
                 "%d shards of run %s were given up because their input changed (%s); planning them anew",
                 len(dropped), run_name(plan.run), ", ".join(session.changed_files),
             )  # fmt: skip
         print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
-        return self._exit_code(counts)
+        return self._exit_code(counts, None if audit is None else audit.failure)
+
+    def _audit(self, counts: Progress) -> Audit | None:
+        """Once per command; None where the job does not ask for it, or no document could be answered."""
+        if not self.config.audit or counts.rows_done == counts.error_rows:
+            return None
+        if self.audited is None:
+            print("all rows are published; auditing the answers' law", file=sys.stderr)
+            limited = self.config.input.model_copy(update={"limit": self.ask.limit})
+            try:
+                self.audited = self.auditor(self.config.model_copy(update={"input": limited}))
+            except KeyboardInterrupt:
+                raise Stopped("stopped before the audit's end: the same command continues with it") from None
+            from jobs.audit import show
+
+            show(self.audited, Console(highlight=False))
+        return self.audited
 
     def _nothing_to_do(self) -> int:
         live = self.output.live_plans()
@@ -256,13 +294,17 @@ class Run:
         last = live[-1].run
         summary = self.output.summary(last)
         assert summary is not None, f"run {last} is open, but nothing is left to do"
-        code = self._exit_code(Progress(rows_done=summary["rows"], error_rows=summary["error_rows"]))
+        failure = (summary.get("audit") or {}).get("failure") if self.config.audit else None
+        code = self._exit_code(Progress(rows_done=summary["rows"], error_rows=summary["error_rows"]), failure)
         if code == COMMITTED and not self.output.has_success():
             self.output.write_success(last)
         print(f"nothing to do: every document is answered in {self.output.store.location}")
         return code
 
-    def _exit_code(self, counts: Progress) -> int:
+    def _exit_code(self, counts: Progress, audit_failure: str | None) -> int:
+        if audit_failure is not None:
+            LOG.error("audit failed: %s", audit_failure)
+            return AUDIT_FAILED
         if counts.error_share <= self.config.max_error_rate:
             return COMMITTED
         LOG.error(
@@ -271,7 +313,7 @@ class Run:
         )  # fmt: skip
         return TOO_MANY_ERRORS
 
-    def _summary(self, session: Session, counts: Progress, dropped: list[int]) -> dict[str, Any]:
+    def _summary(self, session: Session, counts: Progress, dropped: list[int], audit: Audit | None) -> dict[str, Any]:
         plan, here = session.plan, session.total
         return {
             "run": run_name(plan.run),
@@ -293,6 +335,7 @@ class Run:
             "models": self._model_names(),
             "versions": _versions(),
             "executor": self.executor.describe(),
+            "audit": None if audit is None else audit.as_json(),
             "planned": plan.created,
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "last_process": {
