@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.decode import Decoder
-from pipeline.wording import Wording
 from pipeline.engine.checkpoint import Checkpoint, load_model, resolve, resolve_dtype
 from pipeline.engine.drafters.model import ModelDrafter
 from pipeline.engine.drafters.ngram import NgramDrafter
@@ -31,8 +30,10 @@ from pipeline.engine.runner import Runner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.records import Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
+from pipeline.wording import Wording
 
 SAMPLE = Path(__file__).resolve().parents[1] / "configs/sample/stories.parquet"
+FEW = 12  # stories that are decoded one by one too
 INSTRUCTION = "Summarise the article in one or two sentences.\n\n"
 
 
@@ -71,7 +72,7 @@ class Ours:
         params = SamplingParams(args.new_tokens, ignore_eos=True)
         self.forward_seconds, self.drafted, self.accepted, self.steps = 0.0, 0, 0, 0
         tokens = 0
-        for _, answer in decoder.answers([Request(str(i), ids, params) for i, ids in enumerate(inputs)]):
+        for answer in decoder.stream([Request(str(i), ids, params) for i, ids in enumerate(inputs)]):
             tokens += len(answer.token_ids)
             self.drafted += answer.stats.drafted
             self.accepted += answer.stats.accepted
@@ -125,7 +126,7 @@ class Theirs:
 
 def measure(args: argparse.Namespace, batch: int, models: dict[str, Runner], reference: torch.nn.Module) -> dict:
     inputs = prompts(args.checkpoint, args.stories, args.words)
-    if batch == 1:
+    if batch == 1 and args.stories > FEW:
         inputs = inputs[: max(4, args.stories // 4)]
     contenders: dict[str, Callable[[list[list[int]]], int]] = {}
     contenders["transformers"] = Theirs(reference, batch, args.new_tokens)
