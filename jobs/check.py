@@ -29,7 +29,7 @@ from pipeline.fingerprint import answer_values, differences
 from pipeline.output.coverage import coverage, same_content
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.output.store import open_store
-from pipeline.planning import column_values, prompt_fields
+from pipeline.planning import column_values, prompt_fields, refuse_foreign_tokens
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
 
@@ -128,6 +128,7 @@ def examine(config: JobConfig, timed: bool = False) -> Findings:
     files = list_files(config.input)
     setup = agree(config)
     prompters = make_prompters(config, setup)
+    refuse_foreign_tokens(config.tasks, setup.vocabulary)
     corpus = Corpus(config.input, prompt_fields(config), files)
     require_columns(corpus)
     rows_of = rows_asked(corpus, len(files), config.input.limit)

@@ -29,7 +29,7 @@ from pipeline.output.coverage import same_content
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.output.plan import Plan, Shard, run_name
 from pipeline.output.store import open_store
-from pipeline.planning import Ask, make_plan, refuse_foreign
+from pipeline.planning import Ask, make_plan, refuse_foreign, refuse_foreign_tokens
 from pipeline.prompts.templates import Prompter
 from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
@@ -99,6 +99,7 @@ def _asked(config: JobConfig, models: Models, limit: int | None, fresh: bool) ->
     tokenizer = models.target.tokenizer()
     for task in config.tasks:
         Prompter(task, tokenizer, config.input.text, models.context)  # refuses a task that can have no prompt
+    refuse_foreign_tokens(config.tasks, len(tokenizer))
     answers = answer_values(config, models.target.fingerprint(), models.context)
     return Ask(answers, models.context, config.input.limit if limit is None else limit, fresh)
 

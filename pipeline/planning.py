@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config import JobConfig
+from pipeline.config import JobConfig, TaskConfig
 from pipeline.corpus.listing import InputFile
 from pipeline.corpus.readers import Corpus, RowIndex, RowRange
-from pipeline.errors import OutputError
+from pipeline.errors import ConfigError, OutputError
 from pipeline.fingerprint import differences
 from pipeline.output.changes import REMEDY, known_rows
 from pipeline.output.coverage import FileCoverage, coverage, same_content
@@ -165,6 +165,16 @@ def _salt(output: Output, live: Sequence[Plan]) -> int:
         return live[-1].salt
     earlier = output.highest_salt()
     return 0 if earlier is None else earlier + 1
+
+
+def refuse_foreign_tokens(tasks: Sequence[TaskConfig], tokens: int) -> None:
+    """ConfigError for a bias on a token id that the target's tokenizer, of so many tokens, does not have."""
+    for number, task in enumerate(tasks):
+        foreign = [token for token in task.logit_bias if token >= tokens]
+        if foreign:
+            raise ConfigError(
+                f"tasks.{number}.logit_bias: {foreign[0]} is no token of the target, whose last one is {tokens - 1}"
+            )
 
 
 def _refuse_missing_files(known: Mapping[str, FileCoverage], files: Sequence[InputFile]) -> None:

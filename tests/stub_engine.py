@@ -46,6 +46,9 @@ class ByteTokenizer:
     chat_template = None
     unk_token = None
 
+    def __len__(self) -> int:
+        return 256
+
     @cached_property
     def backend_tokenizer(self) -> Tokenizer:
         vocabulary = {character: byte for byte, character in enumerate(byte_alphabet())}

@@ -192,6 +192,11 @@ def test_time_can_be_measured(job: Job) -> None:
         ({"tasks": [{"name": "a", "prompt": "{bdy}"}]}, CorpusError, "no input file has a column 'bdy'"),
         ({"tasks": [{"name": "a", "prompt": "{body}", "max_new_tokens": CONTEXT}]}, ConfigError, "max_new_tokens"),
         ({"tasks": [{"name": "a", "prompt": "{body}", "system": "Be brief."}]}, ConfigError, "system"),
+        (
+            {"tasks": [{"name": "a", "prompt": "{body}", "logit_bias": {9999: 1.0}}]},
+            ConfigError,
+            "tasks.0.logit_bias: 9999 is no token",
+        ),
         ({"decoding": {"context": CONTEXT + 1}}, ConfigError, "decoding.context"),
         ({"decoding": {"batch": 10**9}}, ModelError, "lower decoding.batch"),
     ],
