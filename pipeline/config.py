@@ -428,7 +428,6 @@ WITHHELD = (
     Withheld("target.replicas", "more than one replica is", "use auto or 1", _among("auto", 1)),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
-    Withheld("draft.*.vocabulary", "a draft with another tokenizer is", "use same"),
     Withheld("draft.*.gpus", "tensor parallelism is", "use 0 or 1", _among(0, 1)),
     Withheld("draft.*.accelerator", "choosing nodes is"),
     Withheld("draft.*.label_selector", "choosing nodes is"),

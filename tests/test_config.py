@@ -421,7 +421,6 @@ WITHHELD = [
     ("target.replicas", 2, "use auto or 1"),
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
-    ("draft", {"kind": "ngram", "vocabulary": "intersect"}, "use same"),
     ("draft", {"kind": "ngram", "replicas": 2}, "use 1"),
     ("draft", {"kind": "ngram", "gpus": 2}, "use 0 or 1"),
     ("draft", {"kind": "ngram", "accelerator": "T4"}, "remove the key"),

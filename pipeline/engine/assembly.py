@@ -15,7 +15,9 @@ from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.checkpoint import Checkpoint, resolve
 from pipeline.engine.drafters.model import ModelDrafter
 from pipeline.engine.drafters.ngram import NgramDrafter
+from pipeline.engine.intersection import Intersection, check_vocabularies
 from pipeline.engine.runner import Runner
+from pipeline.engine.translation import TranslatingRunner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import ConfigError, ModelError
 from pipeline.scheduler import Limits, Scheduler
@@ -35,6 +37,7 @@ class Setup:
 
     target: Checkpoint
     draft: Checkpoint | None
+    intersection: Intersection | None  # where the draft has another tokenizer
     limits: Limits
     eos: tuple[int, ...]
     device: str
@@ -50,11 +53,14 @@ def agree(config: JobConfig) -> Setup:
     """Work out a replica's setup. ModelError or ConfigError where target and draft do not fit together."""
     target = resolve(config.target.model)
     draft_config = drafting(config)
-    draft = None
+    draft = intersection = None
     if draft_config is not None and draft_config.kind == "model":
         assert draft_config.model is not None
         draft = resolve(draft_config.model)
-        check_same_tokenizer(target, draft)
+        if draft_config.vocabulary == "intersect":
+            intersection = check_vocabularies(target, draft)
+        else:
+            check_same_tokenizer(target, draft)
     device = "cuda" if config.target.gpus and torch.cuda.is_available() else "cpu"
     if config.target.gpus and device == "cpu":
         raise ConfigError("target.gpus: no CUDA device here; set it to 0 to run on the processor")
@@ -64,7 +70,8 @@ def agree(config: JobConfig) -> Setup:
         if decoding.context > context:
             raise ConfigError(f"decoding.context: {decoding.context} is more than the model's {context} tokens")
         context = decoding.context
-    vocabulary = _vocabulary(target) if draft is None else min(_vocabulary(target), _vocabulary(draft))
+    same = draft is not None and intersection is None
+    vocabulary = min(_vocabulary(checkpoint) for checkpoint in (target, draft if same else target) if checkpoint)
     draft_tokens = DRAFT_TOKENS if decoding.draft_tokens == "auto" else decoding.draft_tokens
     limits = Limits(
         slots=BATCH[device] if decoding.batch == "auto" else decoding.batch,
@@ -74,7 +81,7 @@ def agree(config: JobConfig) -> Setup:
         vocabulary=vocabulary,
         draft_context=None if draft is None else draft.context_limit(),
     )
-    return Setup(target, draft, limits, target.eos_ids(), device)
+    return Setup(target, draft, intersection, limits, target.eos_ids(), device)
 
 
 def drafting(config: JobConfig) -> DraftConfig | None:
@@ -91,7 +98,8 @@ def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
     first = next(i for i in range(max(*ours, *theirs) + 1) if ours.get(i) != theirs.get(i))
     raise ModelError(
         f"draft.model: {draft.name} has another tokenizer than {target.name}: token {first} is "
-        f"{theirs.get(first)!r} there and {ours.get(first)!r} here; choose a draft of the same family"
+        f"{theirs.get(first)!r} there and {ours.get(first)!r} here; choose a draft of the same family, or "
+        "draft.vocabulary: intersect"
     )
 
 
@@ -114,9 +122,13 @@ def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
     if setup.draft is None:
         return NgramDrafter(limits.slots)
     assert limits.draft_context is not None
-    context = min(limits.context, limits.draft_context)
+    both = setup.intersection
+    # Another tokenizer may need more tokens for the same text; what is longer still goes on without drafts.
+    context = min(limits.draft_context, limits.context if both is None else 2 * limits.context)
     device = "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
-    runner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, setup.vocabulary)
+    vocabulary = setup.vocabulary if both is None else both.draft_vocabulary
+    inner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, vocabulary)
+    runner = inner if both is None else TranslatingRunner(inner, both)
     coupled = config.decoding.rule == "coupled"
     return ModelDrafter(runner, chosen.support, chosen.sampling, limits.prefill_chunk, coupled, setup.eos)
 
