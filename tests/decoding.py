@@ -10,13 +10,14 @@ from transformers import PreTrainedModel
 
 from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.attention import NAME
-from pipeline.engine.drafters.model import ModelDrafter
+from pipeline.engine.drafters.model import ModelDrafter, Sampling
 from pipeline.engine.drafters.ngram import NgramDrafter
 from pipeline.engine.runner import Runner
-from pipeline.engine.verifier import TargetVerifier
+from pipeline.engine.verifier import Rule, TargetVerifier
 from pipeline.records import Completion, Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
 from pipeline.wording import Wording
+from tests import oracle
 from tests.models import tiny_model
 
 PREFILL_CHUNK = 24  # small, so that prompts of these tests are cut
@@ -44,13 +45,16 @@ def decoder(
     seed: int = 0,
     vocabulary: int | None = None,
     wording: Wording | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+    salt: int = 0,
 ) -> Decoder:
     """Join parts as `assembly.make_decoder` does, without a job file or a tokenizer."""
-    limits = Limits(slots, context, draft_tokens if drafter else 0, PREFILL_CHUNK, vocabulary)
+    limits = Limits(slots, context, draft_tokens if drafter else 0, prefill_chunk, vocabulary)
     scheduler = Scheduler(
         limits,
         eos,
         seed,
+        salt,
         drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
         draft_chunk=None if drafter is None else drafter.chunk,
         wording=wording,
@@ -58,25 +62,59 @@ def decoder(
     return Decoder(scheduler, verifier, drafter, scheduler.wording or (lambda ids: " ".join(map(str, ids))))
 
 
-def drafter_of(kind: str, model_type: str, slots: int = 4, context: int = 200, **changes: object) -> Drafter | None:
-    """none, ngram, itself (the target as its own draft) or model (other weights)."""
+def drafter_of(
+    kind: str,
+    model_type: str,
+    slots: int = 4,
+    context: int = 200,
+    coupled: bool = False,
+    eos: Iterable[int] = (),
+    chunk: int = PREFILL_CHUNK,
+    **changes: object,
+) -> Drafter | None:
+    """none, ngram, itself (the target as its own draft), model (other weights), or such a model greedy or auto."""
     if kind == "none":
         return None
     if kind == "ngram":
         return NgramDrafter(slots)
     seed = 0 if kind == "itself" else 5
     build = lambda: packed(model_type, seed, **changes)  # noqa: E731
-    return ModelDrafter(runner(build, slots, context), 16, "sample", PREFILL_CHUNK)
+    sampling: Sampling = "greedy" if kind == "greedy" else "auto" if kind == "auto" else "sample"
+    return ModelDrafter(runner(build, slots, context), 16, sampling, chunk, coupled, eos)
 
 
 def decoded(decoding: Decoder, requests: Sequence[Request]) -> list[Completion]:
-    """Answers in the order of the requests."""
-    answers = {id(request): completion for request, _, completion in decoding.answers(requests)}
-    return [answers[id(request)] for request in requests]
+    """Answers in the order of the requests, a request's samples in a row."""
+    answers = {(id(request), sample): completion for request, sample, completion in decoding.answers(requests)}
+    return [answers[id(request), sample] for request in requests for sample in range(request.params.n)]
 
 
-def verifier_of(model_type: str, slots: int = 4, context: int = 200, **changes: object) -> TargetVerifier:
-    return TargetVerifier(runner(lambda: packed(model_type, 0, **changes), slots, context))
+def verifier_of(
+    model_type: str,
+    slots: int = 4,
+    context: int = 200,
+    rule: Rule = "ratio",
+    eos: Iterable[int] = (),
+    compare_sampling: bool = False,
+    **changes: object,
+) -> TargetVerifier:
+    return TargetVerifier(runner(lambda: packed(model_type, 0, **changes), slots, context), rule, eos, compare_sampling)
+
+
+def configured_law(
+    logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], eos: Iterable[int] = ()
+) -> oracle.Law:
+    """The law of the token behind `answer`, from the plain model's logits there: the formulas, token by token."""
+    scores = np.array(logits, dtype=np.float64)
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    for token in {*prompt, *answer}:
+        scores[token] *= params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
+    for token in set(answer):
+        scores[token] -= params.presence_penalty + params.frequency_penalty * list(answer).count(token)
+    if len(answer) < params.min_new_tokens and not params.ignore_eos:
+        scores[list(eos)] = -np.inf
+    return oracle.filtered(scores, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def generated_alone(model: PreTrainedModel, request: Request, eos: int | None = None) -> list[int]:
