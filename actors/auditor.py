@@ -13,8 +13,9 @@ from pipeline.config import JobConfig
 
 if TYPE_CHECKING:
     from pipeline.audit import Audit
-    from pipeline.engine.auditing import Question
+    from pipeline.engine.auditing import Effort, Question
 
+Work = tuple[JobConfig, Sequence["Question"], "Effort | None"]
 AUDIT_SECONDS = 24 * 3600.0  # for an audit: only a worker that hangs takes longer
 
 
@@ -31,14 +32,15 @@ class Auditor:
         set_threads(self.threads)
         return True
 
-    def audit(self, work: tuple[JobConfig, Sequence[Question]]) -> Audit:
+    def audit(self, work: Work) -> Audit:
         """Target and draft in this process."""
         from pipeline.engine.auditing import audit
 
-        return audit(*work, _in_silence)
+        config, questions, effort = work
+        return audit(config, questions, _in_silence, effort)
 
 
-def audit_on_ray(config: JobConfig, questions: Sequence[Question]) -> Audit:
+def audit_on_ray(config: JobConfig, questions: Sequence[Question], effort: Effort | None = None) -> Audit:
     """Audit a job where its target has room, which need not be where this process runs.
 
     Target and draft share one worker, wherever the job puts its drafts: what is audited is what they compute.
@@ -48,16 +50,16 @@ def audit_on_ray(config: JobConfig, questions: Sequence[Question]) -> Audit:
     with ray_session():
         seats = reserve(place(config, nodes()), config.decoding.placement_timeout)
         try:
-            return _ask(seats.replica, config, questions)
+            return _ask(seats.replica, (config, questions, effort))
         finally:
             seats.release()
 
 
-def _ask(seat: Seat, config: JobConfig, questions: Sequence[Question]) -> Audit:
+def _ask(seat: Seat, work: Work) -> Audit:
     worker = Worker(seat.create(Auditor, seat.threads), "the audit's worker")
     try:
         worker.wait_ready()
-        audit: Audit = worker.ask("audit", (config, questions), AUDIT_SECONDS)
+        audit: Audit = worker.ask("audit", work, AUDIT_SECONDS)
         return audit
     finally:
         worker.end()

@@ -28,13 +28,23 @@ from pipeline.records import Completion, FinishReason, Request, SamplingParams
 if TYPE_CHECKING:
     from pipeline.config import JobConfig
 
-GREEDY_TOKENS = 64  # of an answer that are compared, at most
 LENGTH = 3  # tokens of a sampled text: a block of two drafted ones and the one behind it
-PREFIXES = 6  # whose continuations are counted
-PILOT = 12  # samples of every candidate that prefixes are chosen by
-SAMPLES, MOST_SAMPLES = 256, 2048  # per prefix: at first, and where the wrong engine is not found out
 QUOTED = 8  # tokens of its prompt that a candidate ends with
 WRONG_TEMPERATURE = 1.5  # times the right one
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is compared; it decides how long an audit takes, and how small a mistake it finds."""
+
+    greedy_tokens: int = 64  # of an answer that are compared, at most
+    prefixes: int = 6  # whose continuations are counted
+    pilot: int = 8  # samples of every candidate that prefixes are chosen by
+    samples: int = 256  # per prefix
+    most_samples: int = 2048  # the same, doubled up to this where the wrong engine is not found out
+
+
+EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -71,9 +81,11 @@ class KeepsOneMore:
         return replace(reply, verdict=Verdict(np.minimum(accepted + 1, drafted), next_token))
 
 
-def audit(config: JobConfig, questions: Sequence[Question], say: Callable[[str], None]) -> Audit:
+def audit(
+    config: JobConfig, questions: Sequence[Question], say: Callable[[str], None], effort: Effort | None = None
+) -> Audit:
     """Audit a job on some of its own questions; `say` is told, now and then, what comes next."""
-    return _Audit(config, questions, say).run()
+    return _Audit(config, questions, say, effort or EFFORT).run()
 
 
 def law_params(params: SamplingParams) -> SamplingParams:
@@ -84,10 +96,13 @@ def law_params(params: SamplingParams) -> SamplingParams:
 
 
 class _Audit:
-    def __init__(self, config: JobConfig, questions: Sequence[Question], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: JobConfig, questions: Sequence[Question], say: Callable[[str], None], effort: Effort
+    ) -> None:
         self.config = config
         self.questions = questions
         self.say = say
+        self.effort = effort
         self.setup = agree(config)
         self.draft = drafting(config)
         dtype = resolve_dtype(config.target.dtype, self.setup.device)
@@ -95,12 +110,12 @@ class _Audit:
         self.engine: Engine | None = None
 
     def run(self) -> Audit:
-        started = time.monotonic()
+        started, effort = time.monotonic(), self.effort
         self.say(f"greedy texts of {len(self.questions)} prompts")
         answers = self._generate([self._greedy(i, q) for i, q in enumerate(self.questions)])
         self.say("choosing prefixes")
         prefixes = self._chosen(answers)
-        right, wrong = (self._draw(prefixes, 0, SAMPLES, w) for w in (False, True))
+        right, wrong = (self._draw(prefixes, 0, effort.samples, w) for w in (False, True))
         self._release()
 
         self.say("the same through transformers")
@@ -110,11 +125,11 @@ class _Audit:
         del reference
         gc.collect()
 
-        looks, samples = (MOST_SAMPLES // SAMPLES).bit_length(), SAMPLES
+        looks, samples = (effort.most_samples // effort.samples).bit_length(), effort.samples
         while True:
             names, noise = [prefix.name for prefix in prefixes], NOISE[self.dtype]
             sampled, deviant = (compare(names, laws, drawn, noise, looks) for drawn in (right, wrong))
-            if sampled.rejected or deviant.rejected or samples >= MOST_SAMPLES:
+            if sampled.rejected or deviant.rejected or samples >= effort.most_samples:
                 break
             self.say(f"the wrong engine passes with {samples} samples per prefix: doubling them")
             right = self._more(right, prefixes, samples, False)
@@ -147,6 +162,10 @@ class _Audit:
             yield "the job has no draft: nothing is speculative, and the plain law was tested"
         elif not sampled.together.drafted:
             yield "the drafter proposed nothing behind any of the prefixes"
+        elif not sampled.together.accepted:
+            yield "no drafted token was kept behind any of the prefixes: what follows a kept one was not tested"
+        if sampled.together.doubtful:
+            yield f"{sampled.together.doubtful} samples on the border of a filter were left out: rounding decides there"
         greedy = sorted({q.task for q in self.questions if q.params.temperature == 0 or q.params.top_k == 1})
         if greedy:
             yield f"greedy tasks ({', '.join(greedy)}) were sampled at temperature 1"
@@ -156,7 +175,7 @@ class _Audit:
     # greedy texts
 
     def _greedy(self, number: int, question: Question) -> Request:
-        tokens = min(question.params.max_new_tokens, GREEDY_TOKENS)
+        tokens = min(question.params.max_new_tokens, self.effort.greedy_tokens)
         params = replace(question.params, max_new_tokens=tokens, temperature=0.0)
         return Request(f"audit/greedy/{number}", question.prompt, _plain(params))
 
@@ -181,14 +200,14 @@ class _Audit:
         Chosen by samples that take no part in the test.
         """
         candidates = list(self._candidates(answers))
-        drawn = self._draw(candidates, -PILOT, 0, False)
+        drawn = self._draw(candidates, -self.effort.pilot, 0, False)
         ranks = [
             (min(d.accepted, d.drafted - d.accepted), d.drafted - d.accepted, d.drafted, len(d.outcomes)) for d in drawn
         ]
         order = sorted(range(len(candidates)), key=lambda i: ranks[i], reverse=True)
         best = {candidates[i].task: i for i in reversed(order)}
         chosen = list(dict.fromkeys([*best.values(), *order]))
-        return [candidates[i] for i in sorted(chosen[: max(PREFIXES, len(best))])]
+        return [candidates[i] for i in sorted(chosen[: max(self.effort.prefixes, len(best))])]
 
     def _candidates(self, answers: Sequence[Completion]) -> Iterator[Prefix]:
         """Prompts; prompts with some of the answer; prompts with a few of their own tokens again, as a quotation.
