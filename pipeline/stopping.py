@@ -33,7 +33,8 @@ class StopWatch:
     Decoding everything again for each token is quadratic, so only a window is decoded: the tokens since the last but
     one place where the text ended in a whole character. The first half of it takes what decoders do to the beginning
     of a text (drop a space), the difference is the new text. A run of byte tokens can also take text back: some
-    decoders turn all of it into replacement characters once one byte is wrong.
+    decoders turn all of it into replacement characters once one byte is wrong. (With such a decoder, a stop string that
+    begins with a replacement character may leave tokens that write on it; better refuse those.)
     """
 
     def __init__(self, stops: tuple[str, ...], raw: Callable[[list[int]], str], at_least: int = 0) -> None:
