@@ -10,7 +10,7 @@ Min-p keeps, of those, the tokens with at least that share of the largest one's 
 with all mass on the largest logit (the first of equals).
 
 Filters look at the largest few logits of every position. Where these do not decide (a flat law with a large top-p),
-the floor is found by bisection over the values that a float32 can have, never by sorting a vocabulary.
+the floor is found by sums over buckets of neighbouring values, never by sorting a vocabulary.
 
 Large vocabularies are worked through a few rows at a time, which stay in the processor's cache, with float32
 exponentials and float64 sums; small ones in float64 throughout.
@@ -20,7 +20,7 @@ Shapes: R positions, V vocabulary, C candidates, G positions that are worked on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -34,6 +34,9 @@ from pipeline.records import SamplingParams
 
 CANDIDATES = 256  # largest logits that filters look at
 ROWS_AT_ONCE = 4
+RUN, GROUP = 128, 64  # places that are summed at once; of which the best is looked at first
+ROUNDING = 1e-6  # what float32 laws that are equal leave of each other at most
+BUCKETS, PER_UNIT = 2**16, 1024.0  # of neighbouring values, and how many of them to a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class Laws:
         self.candidates = self.size if self.size <= SMALL_VOCABULARY else CANDIDATES
         self.greedy_R = self._tensor(decoding.greedy_R)
         self.divisor_R = self._tensor(np.where(decoding.greedy_R, 1.0, decoding.temperature_R), self.dtype)
-        self.best_R = torch.empty(rows, dtype=torch.int64, device=self.device)
+        self.warm = bool((~decoding.greedy_R & (decoding.temperature_R != 1)).any())  # somebody's divisor is not 1
+        self.best_R = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.finite_R = torch.empty(rows, dtype=torch.bool, device=self.device)
         self.floor_R = torch.full((rows,), -torch.inf, dtype=self.dtype, device=self.device)
         self.normaliser_R = torch.zeros(rows, dtype=torch.float64, device=self.device)
@@ -95,71 +99,78 @@ class Laws:
         width = self.candidates if filtered_R.any() else 0
         # ids of the law in ascending order where they are few, `size` behind them
         self.ids_RC = torch.full((len(filtered_R), width), self.size, dtype=torch.int64, device=self.device)
+        step = ROWS_AT_ONCE if self.device.type == "cpu" and self.size > SMALL_VOCABULARY else max(len(filtered_R), 1)
+        self.desk = Desk(step, self.size, self.dtype, self.device)
         for part in self._parts(np.flatnonzero(decoding.greedy_R)):
-            self._best(part, self.logits_RV[part].to(self.dtype))
+            top_G, self.best_R[part] = self._scaled(part).max(-1)
+            self.finite_R[part] = torch.isfinite(top_G)
         for part in self._parts(np.flatnonzero(~decoding.greedy_R & ~filtered_R)):
-            self._scale(part)
-        top_k, top_p, min_p = (self._tensor(a) for a in (top_k_R, decoding.top_p_R, decoding.min_p_R))
-        for part in self._parts(np.flatnonzero(filtered_R)):
-            self._filter(part, self._scale(part), top_k[part], top_p[part], min_p[part])
+            scaled_GW = self._scaled(part)
+            self._sum(part, scaled_GW, scaled_GW.amax(-1))
+        if filtered_R.any():
+            self._filter(np.flatnonzero(filtered_R), top_k_R, decoding)
 
     def _parts(self, rows: np.ndarray) -> Iterator[Tensor | slice]:
         """Some positions in groups that fit the processor's cache; neighbours as a slice, which copies nothing."""
-        step = ROWS_AT_ONCE if self.device.type == "cpu" and self.size > SMALL_VOCABULARY else max(len(rows), 1)
-        for first in range(0, len(rows), step):
-            part = rows[first : first + step]
+        for first in range(0, len(rows), self.desk.rows):
+            part = rows[first : first + self.desk.rows]
             if part[-1] - part[0] == len(part) - 1:
                 yield slice(int(part[0]), int(part[-1]) + 1)
             else:
                 yield torch.as_tensor(part, device=self.device)
 
-    def _best(self, part: Tensor | slice, scaled_GV: Tensor) -> Tensor:
-        top_G, self.best_R[part] = scaled_GV.max(-1)
-        self.finite_R[part] = torch.isfinite(top_G)
-        return top_G
+    def _scaled(self, part: Tensor | slice) -> Tensor:
+        """The logits of some positions divided by the temperature, on the desk; -inf behind the vocabulary."""
+        scaled_GW = self.desk.put(self.logits_RV[part])
+        return scaled_GW.div_(self.divisor_R[part, None]) if self.warm else scaled_GW
 
-    def _scale(self, part: Tensor | slice) -> Tensor:
-        """The logits divided by the temperature, their maxima found and their exponentials summed."""
-        scaled_GV = self.logits_RV[part].to(self.dtype) / self.divisor_R[part, None]
-        top_G = self._best(part, scaled_GV)
-        mass_G = torch.exp(scaled_GV - top_G[:, None]).sum(-1, dtype=torch.float64)
+    def _sum(self, part: Tensor | slice, scaled_GW: Tensor, top_G: Tensor) -> None:
+        """Sum the exponentials of positions whose maxima are known."""
+        mass_G = _runs(self.desk.exponentials(scaled_GW, top_G)).sum(-1).sum(-1, dtype=torch.float64)
         self.normaliser_R[part] = top_G.double() + mass_G.log()
-        return scaled_GV
+        self.finite_R[part] = torch.isfinite(top_G)
 
-    def _filter(
-        self, part: Tensor | slice, scaled_GV: Tensor, top_k_G: Tensor, top_p_G: Tensor, min_p_G: Tensor
-    ) -> None:
+    def _filter(self, filtered_F: np.ndarray, top_k_R: np.ndarray, decoding: Decoding) -> None:
         """Set floors, normalisers and the ids of the law of positions with filters."""
-        values_GC, ids_GC = scaled_GV.topk(self.candidates)
-        whole_G = self.normaliser_R[part].clone()
-        floor_G = torch.full_like(values_GC[:, 0], -torch.inf)
-        normaliser_G = whole_G
-        has_k_G = top_k_G > 0
-        decided_G = torch.ones_like(has_k_G)
-        if bool(has_k_G.any()):
-            last_G = values_GC.gather(1, top_k_G.clamp(1, self.candidates)[:, None] - 1)[:, 0]
-            floor_G = torch.where(has_k_G, last_G, floor_G)
-            normaliser_G = torch.where(has_k_G, _mass(values_GC, floor_G), whole_G)
-            decided_G = ~has_k_G | ((top_k_G <= self.candidates) & (values_GC[:, -1] < last_G))  # and no ties beyond
-        probs_GC = torch.where(values_GC >= floor_G[:, None], (values_GC.double() - normaliser_G[:, None]).exp(), 0.0)
-        better_GC = probs_GC.cumsum(-1) - probs_GC
-        nucleus_G = (better_GC < top_p_G[:, None]).sum(-1).clamp(min=1)  # leading ones: the sums only grow
-        in_nucleus_G = values_GC.gather(1, nucleus_G[:, None] - 1)[:, 0]
-        floor_G = torch.where(top_p_G < 1, torch.maximum(floor_G, in_nucleus_G), floor_G)
-        share_G = (values_GC[:, 0].double() + min_p_G.log()).to(self.dtype)  # log(0) is -inf: no floor
-        floor_G = torch.maximum(floor_G, share_G)
-        decided_G &= values_GC[:, -1] < floor_G  # nothing beyond the candidates reaches the floor
+        rows_F = self._tensor(filtered_F)
+        top_k_F, top_p_F, min_p_F = (
+            self._tensor(a[filtered_F]) for a in (top_k_R, decoding.top_p_R, decoding.min_p_R)
+        )
+        found = []
+        for part in self._parts(filtered_F):
+            scaled_GW = self._scaled(part)
+            found.append(largest(scaled_GW, self.candidates))
+            self._sum(part, scaled_GW, found[-1][0][:, 0])
+        values_FC, ids_FC = (torch.cat(parts) for parts in zip(*found, strict=True))
+        whole_F = self.normaliser_R[rows_F]
+        floor_F = torch.full_like(values_FC[:, 0], -torch.inf)
+        normaliser_F, values64_FC = whole_F, values_FC.double()
+        has_k_F = top_k_F > 0
+        decided_F = torch.ones_like(has_k_F)
+        if top_k_R.any():
+            last_F = values_FC.gather(1, top_k_F.clamp(1, self.candidates)[:, None] - 1)[:, 0]
+            floor_F = torch.where(has_k_F, last_F, floor_F)
+            normaliser_F = torch.where(has_k_F, _mass(values64_FC, floor_F), whole_F)
+            decided_F = ~has_k_F | ((top_k_F <= self.candidates) & (values_FC[:, -1] < last_F))  # and no ties beyond
+        probs_FC = torch.where(values_FC >= floor_F[:, None], (values64_FC - normaliser_F[:, None]).exp(), 0.0)
+        better_FC = probs_FC.cumsum(-1) - probs_FC
+        nucleus_F = (better_FC < top_p_F[:, None]).sum(-1).clamp(min=1)  # leading ones: the sums only grow
+        in_nucleus_F = values_FC.gather(1, nucleus_F[:, None] - 1)[:, 0]
+        floor_F = torch.where(top_p_F < 1, torch.maximum(floor_F, in_nucleus_F), floor_F)
+        share_F = (values64_FC[:, 0] + min_p_F.log()).to(self.dtype)  # log(0) is -inf: no floor
+        floor_F = torch.maximum(floor_F, share_F)
+        decided_F &= values_FC[:, -1] < floor_F  # nothing beyond the candidates reaches the floor
         if self.candidates == self.size:
-            decided_G = torch.ones_like(decided_G)
-        self.floor_R[part] = floor_G
-        self.normaliser_R[part] = _mass(values_GC, floor_G)
-        self.few_R[part] = decided_G & torch.isfinite(values_GC[:, 0])
-        inside_GC = values_GC >= floor_G[:, None]
-        self.ids_RC[part] = torch.where(inside_GC, ids_GC, self.size).sort(-1).values
-        for g in torch.nonzero(~decided_G & torch.isfinite(values_GC[:, 0]))[:, 0].tolist():
-            row = torch.arange(len(self.best_R), device=self.device)[part][g]
-            self.floor_R[row], self.normaliser_R[row] = _bisected(
-                scaled_GV[g], int(top_k_G[g]), float(top_p_G[g]), share_G[g], whole_G[g]
+            decided_F = torch.ones_like(decided_F)
+        self.floor_R[rows_F] = floor_F
+        self.normaliser_R[rows_F] = _mass(values64_FC, floor_F)
+        self.few_R[rows_F] = decided_F & self.finite_R[rows_F]
+        inside_FC = values_FC >= floor_F[:, None]
+        self.ids_RC[rows_F] = torch.where(inside_FC, ids_FC, self.size).sort(-1).values
+        for f in torch.nonzero(~decided_F & self.finite_R[rows_F])[:, 0].tolist():
+            row = rows_F[f]
+            self.floor_R[row], self.normaliser_R[row] = _reached(
+                self._scaled(row[None])[0, : self.size], int(top_k_F[f]), float(top_p_F[f]), share_F[f], whole_F[f]
             )
 
     # what is asked of laws
@@ -229,9 +240,8 @@ class Laws:
         tokens_n = self.best_R[rows_n].clone()
         scale_n = torch.ones_like(uniforms_n) if scale_n is None else scale_n
         few, many = self._split(rows_n)
-        for i in (many[first : first + ROWS_AT_ONCE] for first in range(0, len(many), ROWS_AT_ONCE)):
-            law = speculation.subtract(self.whole(rows_n[i]), minus_ids_nM[i], minus_probs_nM[i], scale_n[i])
-            tokens_n[i] = speculation.draw(law, uniforms_n[i])
+        for i in many.split(self.desk.rows):
+            tokens_n[i] = self._draw_of_many(rows_n[i], minus_ids_nM[i], minus_probs_nM[i], uniforms_n[i], scale_n[i])
         if len(few):
             ids_nC, law_nC = self._few(rows_n[few])
             minus_ids_nM, minus_probs_nM = minus_ids_nM[few], minus_probs_nM[few]
@@ -240,6 +250,22 @@ class Laws:
             law_nC = speculation.subtract(law_nC, place_nM, minus_probs_nM, scale_n[few])
             tokens_n[few] = _chosen(ids_nC, speculation.draw(law_nC, uniforms_n[few]))
         return tokens_n
+
+    def _draw_of_many(
+        self, rows_n: Tensor, minus_ids_nM: Tensor, minus_probs_nM: Tensor, uniforms_n: Tensor, scale_n: Tensor
+    ) -> Tensor:
+        """`draw` from laws over the vocabulary, worked out where they are used."""
+        scaled_nW = self._scaled(rows_n)
+        law_nW = self.desk.exponentials(scaled_nW, self.normaliser_R[rows_n])
+        law_nW.masked_fill_(scaled_nW < self.floor_R[rows_n, None], 0.0)
+        behind = law_nW.shape[1] - 1  # a place behind the vocabulary, for ids that are none
+        known_nM = (minus_ids_nM >= 0) & (minus_ids_nM < self.size)
+        ids_nM = torch.where(known_nM, minus_ids_nM, behind)
+        rest_nW = law_nW * scale_n[:, None].to(self.dtype)
+        rest_nW.scatter_add_(-1, ids_nM, -minus_probs_nM.to(self.dtype)).clamp_(min=0.0)
+        rest_nW[:, behind] = 0.0
+        left_n1 = rest_nW.sum(-1, keepdim=True) > (ROUNDING if self.dtype == torch.float32 else 0.0)
+        return speculation.draw(torch.where(left_n1, rest_nW, law_nW), uniforms_n)
 
     def race(self, rows_n: Tensor, keys_n3: np.ndarray, places_n: np.ndarray) -> Tensor:
         """Draw one token at each named position by the noise of the rule `coupled`, made on the law's support: `[n]`.
@@ -278,6 +304,51 @@ class Laws:
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(array, dtype=dtype, device=self.device)
+
+
+class Desk:
+    """Memory for a few laws at a time, used over and over: fresh pages cost more than the arithmetic on them.
+
+    A row is a vocabulary and at least one place more, in whole runs; what is behind the vocabulary is -inf.
+    """
+
+    def __init__(self, rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.rows = rows
+        self.vocabulary = vocabulary
+        width = (vocabulary // RUN + 1) * RUN
+        self._rows = torch.full((rows, width), -torch.inf, dtype=dtype, device=device)
+        self._exponentials = torch.empty_like(self._rows)
+
+    def put(self, logits_GV: Tensor) -> Tensor:
+        """A copy `[G, W]` in place of the last one."""
+        self._rows[: len(logits_GV), : self.vocabulary].copy_(logits_GV)
+        return self._rows[: len(logits_GV)]
+
+    def exponentials(self, values_GW: Tensor, less_G: Tensor) -> Tensor:
+        """exp(value - less) `[G, W]` in place of the last ones."""
+        out_GW = self._exponentials[: len(values_GW)]
+        return torch.sub(values_GW, less_G[:, None].to(values_GW.dtype), out=out_GW).exp_()
+
+
+def largest(values_GW: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of every row, largest first: values and places.
+
+    Looks at the largest of every 64 places first: the best ones lie where these are best, so that only as many places
+    as are wanted, times 64, are sorted out. Places that are `RUN` steps or so apart belong together, which reads memory
+    in order.
+    """
+    groups = values_GW.shape[1] // GROUP
+    if groups <= count:
+        return values_GW.topk(count)
+    values_GPU = values_GW.view(len(values_GW), GROUP, groups)
+    chosen_GC = values_GPU.amax(1).topk(count, sorted=False).indices
+    among_GPC = values_GPU.gather(2, chosen_GC[:, None, :].expand(-1, GROUP, -1))
+    values_GC, found_GC = among_GPC.reshape(len(values_GW), -1).topk(count)
+    return values_GC, chosen_GC.gather(1, found_GC % count) + groups * (found_GC // count)
+
+
+def _runs(values_GW: Tensor) -> Tensor:
+    return values_GW.view(len(values_GW), -1, RUN)
 
 
 def raw_log_probabilities(logits_RV: Tensor, rows_n: Tensor, tokens_n: Tensor, top: int) -> tuple[Tensor, ...]:
@@ -319,48 +390,40 @@ def _chosen(ids_nC: Tensor, place_n: Tensor) -> Tensor:
     return torch.where(place_n >= 0, ids_nC.gather(1, place_n.clamp(min=0)[:, None])[:, 0], place_n)
 
 
-def _bisected(
+def _reached(
     scaled_V: Tensor, top_k: int, top_p: float, share: Tensor, normaliser: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Floor and normaliser of one float32 law whose filters reach beyond the candidates.
+    """Floor and normaliser of one law whose filters reach beyond the candidates.
 
-    A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p; so the
-    floor is the smallest value whose strictly better ones do. Found in at most 32 passes over the row.
+    A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p.
     """
-    steps_V = _steps(scaled_V)
-    floor = scaled_V.new_tensor(-torch.inf)
+    probs_V = (scaled_V - normaliser.to(scaled_V.dtype)).exp_()  # of the law without filters
+    bucket_V = ((scaled_V.max() - scaled_V) * PER_UNIT).clamp_(max=BUCKETS - 1).int()
+    floor, mass = scaled_V.new_tensor(-torch.inf), 1.0
     if top_k > 0:
-        floor = _smallest(scaled_V, steps_V, lambda above_V: int(above_V.sum()) < top_k)
-        normaliser = torch.where(scaled_V >= floor, scaled_V.double(), -torch.inf).logsumexp(0)
+        floor = _last_kept(scaled_V, bucket_V, torch.ones_like(scaled_V), float(top_k))
+        mass = float(probs_V.masked_fill_(scaled_V < floor, 0.0).sum(dtype=torch.float64))
     if top_p < 1:
-        probs_V = torch.where(scaled_V >= floor, (scaled_V - normaliser.float()).exp(), 0.0)
-        nucleus = _smallest(
-            scaled_V, steps_V, lambda above_V: float((probs_V * above_V).sum(dtype=torch.float64)) < top_p
-        )
-        floor = torch.maximum(floor, nucleus)
+        floor = torch.maximum(floor, _last_kept(scaled_V, bucket_V, probs_V, top_p * mass))
     floor = torch.maximum(floor, share)
-    return floor, torch.where(scaled_V >= floor, scaled_V.double(), -torch.inf).logsumexp(0)
+    return floor, normaliser + probs_V.masked_fill_(scaled_V < floor, 0.0).sum(dtype=torch.float64).log()
 
 
-def _smallest(scaled_V: Tensor, steps_V: Tensor, enough: Callable[[Tensor], bool]) -> Tensor:
-    """The smallest float32 whose strictly larger entries are `enough` (true of few of them, and of none)."""
-    low, high = int(steps_V.min()) - 1, int(steps_V.max())  # `high` is enough, whatever is below `low` is no entry
-    while high - low > 1:
-        middle = (low + high) // 2
-        if enough(steps_V > middle):
-            high = middle
-        else:
-            low = middle
-    return _value(high).to(scaled_V.device)
+def _last_kept(scaled_V: Tensor, bucket_V: Tensor, weights_V: Tensor, enough: float) -> Tensor:
+    """The smallest value whose strictly better ones weigh less than `enough`.
 
-
-def _steps(values_V: Tensor) -> Tensor:
-    """float32 numbers as integers in the same order: neighbouring numbers differ by one."""
-    bits_V = values_V.contiguous().view(torch.int32)
-    return torch.where(bits_V >= 0, bits_V, bits_V ^ 0x7FFFFFFF)
-
-
-def _value(step: int) -> Tensor:
-    """The float32 number of a step."""
-    bits = step if step >= 0 else step ^ 0x7FFFFFFF
-    return torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    Weights are summed per bucket, the best values in the first; only the bucket in which the sum gets there is sorted.
+    """
+    weight_U = torch.bincount(bucket_V, weights_V.double(), minlength=BUCKETS)
+    better_U = weight_U.cumsum(0) - weight_U
+    bucket = (better_U < enough).sum() - 1  # the last one that is kept: sums only grow
+    within = torch.nonzero(bucket_V == bucket)[:, 0]
+    if not len(within):  # everything weighs less than `enough`
+        return scaled_V.new_tensor(-torch.inf)
+    values, order = scaled_V[within].sort(descending=True)
+    weights = weights_V[within][order].double()
+    starts = torch.ones_like(values, dtype=torch.bool)
+    starts[1:] = values[1:] != values[:-1]
+    before = torch.where(starts, weights.cumsum(0) - weights, -torch.inf).cummax(0).values  # the same for equal values
+    kept = better_U[bucket] + before < enough
+    return values[kept][-1]
