@@ -309,6 +309,13 @@ class TaskConfig(Section):
             raise ValueError(str(error)) from None
         return template
 
+    @field_validator("stop")
+    @classmethod
+    def _no_replacement_character(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        if any("\ufffd" in text for text in texts):
+            raise ValueError("U+FFFD stands for bytes that are no character, and is no text to stop at")
+        return texts
+
     @field_validator("bad_words", "stop", "choices")
     @classmethod
     def _no_repeats(cls, texts: tuple[str, ...] | None) -> tuple[str, ...] | None:

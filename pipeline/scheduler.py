@@ -54,6 +54,10 @@ def _texts(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(text, str) and text for text in value)
 
 
+def _stops(value: Any) -> bool:
+    return _texts(value) and all("\ufffd" not in text for text in value)  # that stands for bytes that are no character
+
+
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_new_tokens": (_whole(1), "a whole number, at least 1"),
     "temperature": (lambda value: _number(value) and value >= 0, "a number, at least 0"),
@@ -67,7 +71,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, Mapping) and all(_whole(0)(k) and _number(v) for k, v in value.items()),
         "token ids with finite numbers",
     ),
-    "stop": (_texts, "a tuple of texts, none of them empty"),
+    "stop": (_stops, "a tuple of texts, none of them empty or with U+FFFD"),
     "n": (_whole(1), "a whole number, at least 1"),
     "logprobs": (lambda value: value in ("none", "raw", "law"), "none, raw or law"),
     "top_logprobs": (_whole(0, _INTEGERS), "a whole number, at least 0"),

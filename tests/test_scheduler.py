@@ -427,6 +427,7 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
                 ("logit_bias", [3]),
                 ("stop", ("",)),
                 ("stop", "x"),
+                ("stop", ("\ufffd",)),
                 ("stop", ("x",)),
                 ("bad_words", (3,)),
                 ("n", 0),
