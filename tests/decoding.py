@@ -13,7 +13,9 @@ from pipeline.engine.attention import NAME
 from pipeline.engine.drafters.model import ModelDrafter, Sampling
 from pipeline.engine.drafters.ngram import NgramDrafter
 from pipeline.engine.runner import Runner
+from pipeline.engine.token_store import TokenStore
 from pipeline.engine.verifier import Rule, TargetVerifier
+from pipeline.messages import Feed, Opening, PrefixCopy
 from pipeline.records import Completion, Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
 from pipeline.wording import Wording
@@ -33,6 +35,34 @@ def runner(build: Build, slots: int = 4, context: int = 200, vocabulary: int | N
 
 def packed(model_type: str, seed: int = 0, **changes: object) -> PreTrainedModel:
     return tiny_model(model_type, seed, attn_implementation=NAME, **changes)  # type: ignore[arg-type]
+
+
+class TabularRunner:
+    """A `DraftRunner` without a model: logits are a function of all tokens before a position. Checks no prefixes."""
+
+    def __init__(self, logits: Callable[[tuple[int, ...]], np.ndarray], slots: int, vocabulary: int) -> None:
+        self.logits, self.vocabulary = logits, vocabulary
+        self.openings: dict[int, Opening] = {}
+        self.texts = TokenStore(slots)
+
+    def open(self, openings: Sequence[Opening], copies: Sequence[PrefixCopy], feed: Feed) -> None:
+        for copy in copies:
+            self.texts.copy(copy)
+        self.openings.update((opening.sequence, opening) for opening in openings)
+
+    def forward(self, feed: Feed, extra_tokens: Sequence[np.ndarray], wanted_R: np.ndarray) -> torch.Tensor:
+        self.texts.write(feed, extra_tokens)
+        ends = [
+            (slot, cached + i + 1)
+            for slot, cached, fed, extra in zip(feed.slots, feed.cached, feed.lengths, extra_tokens, strict=True)
+            for i in range(fed + len(extra))
+        ]
+        heads = [tuple(self.texts.tokens[slot, :end].tolist()) for slot, end in (ends[r] for r in wanted_R)]
+        found = [self.logits(head) for head in heads]
+        return torch.tensor(np.array(found).reshape(len(found), self.vocabulary), dtype=torch.float32)
+
+    def scrub(self, slot: int) -> None:
+        self.texts.tokens[slot] = 0
 
 
 def decoder(
