@@ -205,16 +205,18 @@ def subtract(law_BV: Tensor, ids_BM: Tensor, probs_BM: Tensor, scale_B: Tensor |
 def draw(law_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """[B] tokens by inverse CDF in token order, never one of probability 0; -1 where there is no finite mass.
 
-    The token is the first whose running sum of `law_BV` / its sum is above the uniform. Sums are taken in float64.
+    The token is the first whose running sum of `law_BV` / its sum is above the uniform. Runs of tokens are summed in
+    the law's own type, everything else in float64.
     Looks for the run of tokens that holds the point first, then inside it, which spares passes over the law.
     """
     width = min(_RUN, law_BV.shape[-1])
-    total_B = law_BV.sum(-1, dtype=torch.float64)
     if law_BV.shape[-1] % width:
         law_BV = torch.nn.functional.pad(law_BV, (0, -law_BV.shape[-1] % width))
     runs_BRW = law_BV.unflatten(-1, (-1, width))
+    masses_BR = runs_BRW.sum(-1).double()
+    total_B = masses_BR.sum(-1)
     point_B = uniforms_B.to(torch.float64)
-    run_B, point_B = _first_above(runs_BRW.sum(-1, dtype=torch.float64) / total_B.unsqueeze(-1), point_B)
+    run_B, point_B = _first_above(masses_BR / total_B.unsqueeze(-1), point_B)
     token_B, _ = _first_above(at(runs_BRW, run_B).double() / total_B.unsqueeze(-1), point_B)
     return torch.where(torch.isfinite(total_B) & (total_B > 0), run_B * width + token_B, -1)
 

@@ -32,7 +32,7 @@ from pipeline.engine.edits import SMALL_VOCABULARY
 from pipeline.randomness import coupled_uniforms
 from pipeline.records import SamplingParams
 
-CANDIDATES = 256  # largest logits that filters look at
+CANDIDATES, MORE_CANDIDATES = 256, 1024  # largest logits that filters look at, first and then
 ROWS_AT_ONCE = 4
 RUN, GROUP = 128, 64  # places that are summed at once; of which the best is looked at first
 ROUNDING = 1e-6  # what float32 laws that are equal leave of each other at most
@@ -81,6 +81,7 @@ class Laws:
         self.device = logits_RV.device
         rows, self.size = logits_RV.shape
         self.dtype = torch.float64 if self.size <= SMALL_VOCABULARY else torch.float32
+        self.rounding = 2.0**-48 if self.dtype == torch.float64 else ROUNDING
         self.candidates = self.size if self.size <= SMALL_VOCABULARY else CANDIDATES
         self.greedy_R = self._tensor(decoding.greedy_R)
         self.divisor_R = self._tensor(np.where(decoding.greedy_R, 1.0, decoding.temperature_R), self.dtype)
@@ -142,36 +143,19 @@ class Laws:
             found.append(largest(scaled_GW, self.candidates))
             self._sum(part, scaled_GW, found[-1][0][:, 0])
         values_FC, ids_FC = (torch.cat(parts) for parts in zip(*found, strict=True))
-        whole_F = self.normaliser_R[rows_F]
-        floor_F = torch.full_like(values_FC[:, 0], -torch.inf)
-        normaliser_F, values64_FC = whole_F, values_FC.double()
-        has_k_F = top_k_F > 0
-        decided_F = torch.ones_like(has_k_F)
-        if top_k_R.any():
-            last_F = values_FC.gather(1, top_k_F.clamp(1, self.candidates)[:, None] - 1)[:, 0]
-            floor_F = torch.where(has_k_F, last_F, floor_F)
-            normaliser_F = torch.where(has_k_F, _mass(values64_FC, floor_F), whole_F)
-            decided_F = ~has_k_F | ((top_k_F <= self.candidates) & (values_FC[:, -1] < last_F))  # and no ties beyond
-        probs_FC = torch.where(values_FC >= floor_F[:, None], (values64_FC - normaliser_F[:, None]).exp(), 0.0)
-        better_FC = probs_FC.cumsum(-1) - probs_FC
-        nucleus_F = (better_FC < top_p_F[:, None]).sum(-1).clamp(min=1)  # leading ones: the sums only grow
-        in_nucleus_F = values_FC.gather(1, nucleus_F[:, None] - 1)[:, 0]
-        floor_F = torch.where(top_p_F < 1, torch.maximum(floor_F, in_nucleus_F), floor_F)
-        share_F = (values64_FC[:, 0] + min_p_F.log()).to(self.dtype)  # log(0) is -inf: no floor
-        floor_F = torch.maximum(floor_F, share_F)
-        decided_F &= values_FC[:, -1] < floor_F  # nothing beyond the candidates reaches the floor
-        if self.candidates == self.size:
-            decided_F = torch.ones_like(decided_F)
-        self.floor_R[rows_F] = floor_F
-        self.normaliser_R[rows_F] = _mass(values64_FC, floor_F)
-        self.few_R[rows_F] = decided_F & self.finite_R[rows_F]
+        filters = Filters(self.normaliser_R[rows_F], top_k_F, top_p_F, min_p_F, self.size)
+        floor_F, normaliser_F, decided_F = filters.cut(values_FC)
         inside_FC = values_FC >= floor_F[:, None]
         self.ids_RC[rows_F] = torch.where(inside_FC, ids_FC, self.size).sort(-1).values
-        for f in torch.nonzero(~decided_F & self.finite_R[rows_F])[:, 0].tolist():
+        self.few_R[rows_F] = decided_F & self.finite_R[rows_F]
+        open_f = torch.nonzero(~decided_F & self.finite_R[rows_F])[:, 0]
+        for some in open_f.split(self.desk.rows) if len(open_f) else ():
+            values_fC, _ = largest(self._scaled(rows_F[some]), MORE_CANDIDATES)
+            floor_F[some], normaliser_F[some], decided_F[some] = filters.of(some).cut(values_fC)
+        for f in open_f[~decided_F[open_f]]:
             row = rows_F[f]
-            self.floor_R[row], self.normaliser_R[row] = _reached(
-                self._scaled(row[None])[0, : self.size], int(top_k_F[f]), float(top_p_F[f]), share_F[f], whole_F[f]
-            )
+            floor_F[f], normaliser_F[f] = filters.of(f[None]).reached(self._scaled(row[None])[0, : self.size])
+        self.floor_R[rows_F], self.normaliser_R[rows_F] = floor_F, normaliser_F
 
     # what is asked of laws
 
@@ -238,34 +222,41 @@ class Laws:
         What is drawn from is max(scale · p - q, 0), or p where nothing is left, by inverse CDF in token order.
         """
         tokens_n = self.best_R[rows_n].clone()
-        scale_n = torch.ones_like(uniforms_n) if scale_n is None else scale_n
         few, many = self._split(rows_n)
-        for i in many.split(self.desk.rows):
-            tokens_n[i] = self._draw_of_many(rows_n[i], minus_ids_nM[i], minus_probs_nM[i], uniforms_n[i], scale_n[i])
+        for i in many.split(self.desk.rows) if len(many) else ():
+            scale_i = None if scale_n is None else scale_n[i]
+            tokens_n[i] = self._draw_of_many(rows_n[i], minus_ids_nM[i], minus_probs_nM[i], uniforms_n[i], scale_i)
         if len(few):
             ids_nC, law_nC = self._few(rows_n[few])
             minus_ids_nM, minus_probs_nM = minus_ids_nM[few], minus_probs_nM[few]
             place_nM = torch.searchsorted(ids_nC, minus_ids_nM.contiguous()).clamp(max=ids_nC.shape[1] - 1)
             place_nM = torch.where(ids_nC.gather(1, place_nM) == minus_ids_nM, place_nM, -1)
-            law_nC = speculation.subtract(law_nC, place_nM, minus_probs_nM, scale_n[few])
+            law_nC = speculation.subtract(law_nC, place_nM, minus_probs_nM, None if scale_n is None else scale_n[few])
             tokens_n[few] = _chosen(ids_nC, speculation.draw(law_nC, uniforms_n[few]))
         return tokens_n
 
     def _draw_of_many(
-        self, rows_n: Tensor, minus_ids_nM: Tensor, minus_probs_nM: Tensor, uniforms_n: Tensor, scale_n: Tensor
+        self, rows_n: Tensor, minus_ids_nM: Tensor, minus_probs_nM: Tensor, uniforms_n: Tensor, scale_n: Tensor | None
     ) -> Tensor:
         """`draw` from laws over the vocabulary, worked out where they are used."""
         scaled_nW = self._scaled(rows_n)
         law_nW = self.desk.exponentials(scaled_nW, self.normaliser_R[rows_n])
-        law_nW.masked_fill_(scaled_nW < self.floor_R[rows_n, None], 0.0)
-        behind = law_nW.shape[1] - 1  # a place behind the vocabulary, for ids that are none
+        floor_n1 = self.floor_R[rows_n, None]
+        if bool((floor_n1 > -torch.inf).any()):
+            law_nW.masked_fill_(scaled_nW < floor_n1, 0.0)
+        if scale_n is not None:
+            law_nW.mul_(scale_n[:, None])
         known_nM = (minus_ids_nM >= 0) & (minus_ids_nM < self.size)
-        ids_nM = torch.where(known_nM, minus_ids_nM, behind)
-        rest_nW = law_nW * scale_n[:, None].to(self.dtype)
-        rest_nW.scatter_add_(-1, ids_nM, -minus_probs_nM.to(self.dtype)).clamp_(min=0.0)
-        rest_nW[:, behind] = 0.0
-        left_n1 = rest_nW.sum(-1, keepdim=True) > (ROUNDING if self.dtype == torch.float32 else 0.0)
-        return speculation.draw(torch.where(left_n1, rest_nW, law_nW), uniforms_n)
+        ids_nM = torch.where(known_nM, minus_ids_nM, self.size)  # there is a place behind the vocabulary
+        law_nW.scatter_add_(-1, ids_nM, -minus_probs_nM.to(self.dtype))
+        law_nW.scatter_(-1, ids_nM, law_nW.gather(-1, ids_nM).clamp_(min=0.0))
+        law_nW[:, self.size] = 0.0
+        drawn_n = speculation.draw(law_nW, uniforms_n)
+        empty = torch.nonzero((law_nW.sum(-1) <= self.rounding) & (minus_probs_nM > 0).any(-1))[:, 0]
+        if len(empty):  # p = q up to rounding: drawn from p
+            nothing_nM = torch.full_like(minus_ids_nM[empty], -1)
+            drawn_n[empty] = self._draw_of_many(rows_n[empty], nothing_nM, 0.0 * nothing_nM, uniforms_n[empty], None)
+        return drawn_n
 
     def race(self, rows_n: Tensor, keys_n3: np.ndarray, places_n: np.ndarray) -> Tensor:
         """Draw one token at each named position by the noise of the rule `coupled`, made on the law's support: `[n]`.
@@ -304,6 +295,64 @@ class Laws:
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(array, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Top-k (0: none), top-p and min-p of F laws, whose normalisers without filters are known."""
+
+    whole_F: Tensor
+    top_k_F: Tensor
+    top_p_F: Tensor
+    min_p_F: Tensor
+    size: int  # of the vocabulary
+
+    def of(self, some_n: Tensor) -> Filters:
+        """Those of some of the laws."""
+        whole, top_k, top_p, min_p = (
+            field[some_n] for field in (self.whole_F, self.top_k_F, self.top_p_F, self.min_p_F)
+        )
+        return Filters(whole, top_k, top_p, min_p, self.size)
+
+    def cut(self, values_FC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Floors, normalisers, and where these are right, given the largest scaled logits, largest first."""
+        candidates, values64_FC = values_FC.shape[1], values_FC.double()
+        floor_F = torch.full_like(values_FC[:, 0], -torch.inf)
+        has_k_F = self.top_k_F > 0
+        last_F = values_FC.gather(1, self.top_k_F.clamp(1, candidates)[:, None] - 1)[:, 0]
+        floor_F = torch.where(has_k_F, last_F, floor_F)
+        normaliser_F = torch.where(has_k_F, _mass(values64_FC, floor_F), self.whole_F)
+        decided_F = ~has_k_F | ((self.top_k_F <= candidates) & (values_FC[:, -1] < last_F))  # and no ties beyond
+        probs_FC = torch.where(values_FC >= floor_F[:, None], (values64_FC - normaliser_F[:, None]).exp(), 0.0)
+        better_FC = probs_FC.cumsum(-1) - probs_FC
+        nucleus_F = (better_FC < self.top_p_F[:, None]).sum(-1).clamp(min=1)  # leading ones: the sums only grow
+        in_nucleus_F = values_FC.gather(1, nucleus_F[:, None] - 1)[:, 0]
+        floor_F = torch.where(self.top_p_F < 1, torch.maximum(floor_F, in_nucleus_F), floor_F)
+        floor_F = torch.maximum(floor_F, self._share(values_FC[:, 0]))
+        decided_F &= values_FC[:, -1] < floor_F  # nothing beyond the candidates reaches the floor
+        return floor_F, _mass(values64_FC, floor_F), decided_F | (candidates >= self.size)
+
+    def reached(self, scaled_V: Tensor) -> tuple[Tensor, Tensor]:
+        """Floor and normaliser of the first law, given all of its scaled logits.
+
+        A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p.
+        """
+        top_k, top_p, normaliser = int(self.top_k_F[0]), float(self.top_p_F[0]), self.whole_F[0]
+        top = scaled_V.max()
+        probs_V = (scaled_V - normaliser.to(scaled_V.dtype)).exp_()  # of the law without filters
+        bucket_V = ((top - scaled_V) * PER_UNIT).clamp_(max=BUCKETS - 1).int()
+        floor, mass = scaled_V.new_tensor(-torch.inf), 1.0
+        if top_k > 0:
+            floor = _last_kept(scaled_V, bucket_V, torch.ones_like(scaled_V), float(top_k))
+            mass = float(probs_V.masked_fill_(scaled_V < floor, 0.0).sum())
+        if top_p < 1:
+            floor = torch.maximum(floor, _last_kept(scaled_V, bucket_V, probs_V, top_p * mass))
+        floor = torch.maximum(floor, self._share(top[None])[0])
+        return floor, normaliser + probs_V.masked_fill_(scaled_V < floor, 0.0).sum().double().log()
+
+    def _share(self, top_F: Tensor) -> Tensor:
+        """The floors that min-p sets; -inf where there is none."""
+        return (top_F.double() + self.min_p_F.log()).to(top_F.dtype)
 
 
 class Desk:
@@ -366,8 +415,8 @@ def raw_log_probabilities(logits_RV: Tensor, rows_n: Tensor, tokens_n: Tensor, t
 def _raw(logits_GV: Tensor, tokens_G: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
     logits_GV = logits_GV.to(torch.float64 if logits_GV.shape[1] <= SMALL_VOCABULARY else torch.float32)
     top_G = logits_GV.amax(-1)
-    mass_G = torch.exp(logits_GV - top_G[:, None]).sum(-1, dtype=torch.float64)
-    normaliser_G1 = (top_G.double() + mass_G.log())[:, None]
+    mass_G = torch.exp(logits_GV - top_G[:, None]).sum(-1)
+    normaliser_G1 = (top_G.double() + mass_G.double().log())[:, None]
     values_GT, ids_GT = logits_GV.topk(min(top, logits_GV.shape[1]))
     chosen_G = logits_GV.gather(1, tokens_G[:, None]).double() - normaliser_G1
     return chosen_G[:, 0], ids_GT, values_GT.double() - normaliser_G1
@@ -388,25 +437,6 @@ def _first(best_n: Tensor, ids_nT: Tensor) -> Tensor:
 def _chosen(ids_nC: Tensor, place_n: Tensor) -> Tensor:
     """The id at each place; a place of -1 stays -1."""
     return torch.where(place_n >= 0, ids_nC.gather(1, place_n.clamp(min=0)[:, None])[:, 0], place_n)
-
-
-def _reached(
-    scaled_V: Tensor, top_k: int, top_p: float, share: Tensor, normaliser: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Floor and normaliser of one law whose filters reach beyond the candidates.
-
-    A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p.
-    """
-    probs_V = (scaled_V - normaliser.to(scaled_V.dtype)).exp_()  # of the law without filters
-    bucket_V = ((scaled_V.max() - scaled_V) * PER_UNIT).clamp_(max=BUCKETS - 1).int()
-    floor, mass = scaled_V.new_tensor(-torch.inf), 1.0
-    if top_k > 0:
-        floor = _last_kept(scaled_V, bucket_V, torch.ones_like(scaled_V), float(top_k))
-        mass = float(probs_V.masked_fill_(scaled_V < floor, 0.0).sum(dtype=torch.float64))
-    if top_p < 1:
-        floor = torch.maximum(floor, _last_kept(scaled_V, bucket_V, probs_V, top_p * mass))
-    floor = torch.maximum(floor, share)
-    return floor, normaliser + probs_V.masked_fill_(scaled_V < floor, 0.0).sum(dtype=torch.float64).log()
 
 
 def _last_kept(scaled_V: Tensor, bucket_V: Tensor, weights_V: Tensor, enough: float) -> Tensor:

@@ -98,7 +98,7 @@ def judge(
     lengths_B = drafted.lengths_B
     places_BK = _places(laws, base_B, drafted)
     target_BK = _probabilities(laws, places_BK[:, :-1], drafted.tokens_BK)
-    scale_B = torch.ones_like(uniforms_BK2[:, 0, 0])
+    scale_B = None
     if rule == "ratio":
         accepted_B = speculation.judge_ratio(target_BK, drafted.chosen_BK, lengths_B, uniforms_BK2[:, :-1, 0])
     else:
@@ -108,7 +108,7 @@ def judge(
             target_BK, drafted.chosen_BK, target_BKM, draft_BKM, lengths_B
         )
         accepted_B = speculation.accepted_tokens(acceptance_BK, uniforms_BK2[:, :-1, 0], rule)
-        scale_B = torch.where(accepted_B < lengths_B, speculation.at(weights_BK, accepted_B), scale_B)
+        scale_B = torch.where(accepted_B < lengths_B, speculation.at(weights_BK, accepted_B), 1.0)
     next_B = laws.draw(
         base_B + accepted_B,
         speculation.at(drafted.ids_BKM, accepted_B),
