@@ -96,7 +96,7 @@ def test_sampled_answers_have_the_targets_law(models: tuple[Path, Path], tmp_pat
         assert oracle.g_test(counts, law) > FITS
         assert oracle.g_test(counts, even) < MISFITS
     [summary] = Path(config.output.path).glob("_nightdesk/runs/*/summary.json")
-    assert '"drafted": 0' not in summary.read_text()
+    assert json.loads(summary.read_text())["counts"]["drafted"] > 200
 
 
 def test_coupled_text_is_the_same_through_ray_and_in_one_process(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -146,6 +146,16 @@ def test_text_is_the_same_again_in_a_used_engine(kind: str) -> None:
     assert texts(decoded(used, requests())) == texts(decoded(used, requests())) == plain()
 
 
+def test_text_is_the_same_behind_the_end_of_the_drafts_context() -> None:
+    short = 48  # tokens; some prompts are longer than that
+    draft = drafter_of("itself", "llama", context=short, coupled=True, eos=EOS)
+    decoding = decoder(verifier_of("llama", rule="coupled", eos=EOS), draft, eos=EOS)
+    decoding.scheduler.limits = replace(decoding.scheduler.limits, draft_context=short)
+    answers = decoded(decoding, requests())
+    assert texts(answers) == plain()
+    assert {a.stats.drafted > 0 for a in answers} == {True, False}
+
+
 class Shaky:
     """Workers that are emptied, or lose what they did, now and then. Both of `decode`'s protocols."""
 

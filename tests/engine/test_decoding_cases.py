@@ -26,8 +26,8 @@
 | a chat template that adds BOS | prompts/test_templates.py::test_a_prompt_is_what_…_gives_with_one_bos |
 | output that ends inside a multi-byte character | test_no_text_ends_in_half_a_character, test_wording.py |
 
-And the whole kind of the ends: greedy decoding with any stop strings, EOS tokens, minimum lengths and blocks equals
-plain decoding, token by token, cut by a naive reading of the text.
+And the whole kind of the ends: greedy decoding with any stop strings, EOS tokens, minimum lengths, bad words and blocks
+equals plain decoding, token by token, cut by a naive reading of the text.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Words:
         return self.raw(ids)
 
     def spellings(self, word: str) -> tuple[tuple[int, ...], ...]:
-        raise NotImplementedError
+        """Character by character, and as one piece where there is one."""
+        letters = tuple(self.PIECES.index(character) for character in word)
+        return tuple({letters, *((i,) for i, piece in enumerate(self.PIECES) if piece == word)})
 
 
 END = len(Words.PIECES) - 1
@@ -327,6 +329,9 @@ def plain(
         scores = logits((*prompt, *tokens)).copy()
         if len(tokens) < params.min_new_tokens and not params.ignore_eos:
             scores[END] = -np.inf
+        for spelling in (s for word in params.bad_words for s in Words().spellings(word)):
+            if [*prompt, *tokens][len(prompt) + len(tokens) + 1 - len(spelling) :] == list(spelling[:-1]):
+                scores[spelling[-1]] = -np.inf
         token = int(np.argmax(scores))
         if token == END and not params.ignore_eos:
             return tokens, Words().raw(tokens), "stop"
@@ -364,6 +369,7 @@ request_params = st.builds(
     stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3).map(tuple),
     min_new_tokens=st.integers(0, 6),
     ignore_eos=st.booleans(),
+    bad_words=st.lists(st.sampled_from(["ab", "ba", "cc", "aba", "b"]), max_size=2).map(tuple),
     logprobs=st.sampled_from(["none", "raw", "law"]),
 )
 

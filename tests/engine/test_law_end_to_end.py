@@ -205,6 +205,50 @@ def test_samples_of_a_request_are_independent_draws(rule: Rule, kind: str) -> No
     assert oracle.g_test(firsts, {a + b: p * q for a, p in one.items() for b, q in one.items()}) > FITS
 
 
+class Digits:
+    """Every token writes its number."""
+
+    def raw(self, ids: list[int]) -> str:
+        return "".join(map(str, ids))
+
+    __call__ = raw
+
+    def spellings(self, word: str) -> tuple[tuple[int, ...], ...]:
+        return (tuple(map(int, word)),)
+
+
+def ended(text: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+    """Where EOS or a stop string of two digits cuts a text of ordinary tokens, and -1 behind it if one does."""
+    for n in range(1, len(text) + 1):
+        if text[n - 1] in EOS:
+            return (*text[: n - 1], -1)
+        if "".join(map(str, text[n - 2 : n])) in params.stop:
+            return (*text[: n - 2], -1)
+    return text
+
+
+@pytest.mark.parametrize(("rule", "kind"), [("ratio", "model"), ("block", "noisy"), ("coupled", "ngram")])
+def test_texts_that_end_by_themselves_have_their_law(rule: Rule, kind: str) -> None:
+    """EOS and stop strings cut inside accepted blocks; below a minimum length there is neither."""
+    ends = SamplingParams(4, temperature=1.3, stop=("12", "35"), bad_words=("43",))
+    run = runner(lambda: packed("llama", TARGET_SEED, **SHAPE), SLOTS, CONTEXT)
+    drafter = drafter_named(kind, rule == "coupled")
+    decoding = decoder(TargetVerifier(run, rule, EOS), drafter, SLOTS, CONTEXT, 3, EOS, wording=Digits())  # type: ignore[arg-type]
+    answers = decoded(decoding, [Request(str(i), list(PROMPT), ends) for i in range(SAMPLES_OF_FEW)])
+    found = Counter((*a.token_ids, *((-1,) if a.finish_reason == "stop" else ())) for a in answers)
+
+    def without_bad_words(text: tuple[int, ...]) -> oracle.Law:
+        logits = logits_after(PROMPT + text).copy()
+        logits[3] = -np.inf if (PROMPT + text)[-1] == 4 else logits[3]
+        return configured_law(logits, ends, PROMPT, text)
+
+    law: SequenceLaw = {}
+    for text, p in oracle.enumerate_law(without_bad_words, 4).items():
+        law[ended(text, ends)] = law.get(ended(text, ends), 0.0) + p
+    assert oracle.g_test(found, law) > FITS
+    assert sum(count for text, count in found.items() if text[-1] == -1) > len(answers) / 4
+
+
 # planted bugs
 
 
