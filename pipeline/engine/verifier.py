@@ -19,7 +19,7 @@ from pipeline import speculation
 from pipeline.engine.edits import Positions, edited
 from pipeline.engine.laws import Decoding, Laws, raw_log_probabilities
 from pipeline.engine.runner import Runner
-from pipeline.messages import Opening, Proposal, Scores, Verdict, VerifyReply, VerifyRequest
+from pipeline.messages import Feed, Opening, Proposal, Scores, Verdict, VerifyReply, VerifyRequest
 from pipeline.randomness import verdict_uniforms
 from pipeline.speculation import Drafted
 
@@ -52,10 +52,7 @@ class TargetVerifier:
         if not len(final):
             rows = len(drafted_B)
             return VerifyReply(Verdict(np.zeros(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64)))
-        reply = self._judge(request, final, counts_B[final], logits_RV)
-        for b in final[reply.verdict.next_token[final] < 0]:
-            self.runner.scrub(int(feed.slots[b]))
-        return reply
+        return self._judge(request, final, counts_B[final], logits_RV)
 
     def _judge(
         self, request: VerifyRequest, final: np.ndarray, counts_B: np.ndarray, logits_RV: Tensor
@@ -65,10 +62,17 @@ class TargetVerifier:
         openings = [self.runner.openings[int(s)] for s in feed.sequences[final]]
         before_B = feed.cached[final] + feed.lengths[final]
         positions = Positions.of_blocks(feed.slots[final], before_B, starts_B, counts_B)
-        changed_RV = edited(logits_RV, openings, positions, self.runner.texts, self.eos)
-        laws = Laws(changed_RV, Decoding.of(o.params for o in openings).repeat(counts_B))
+        decoding = Decoding.of(o.params for o in openings).repeat(counts_B)
+        laws = Laws(edited(logits_RV, openings, positions, self.runner.texts, self.eos), decoding)
         drafted = speculation.read(_rows(request.proposal, final), laws.device)
         base_B = torch.as_tensor(np.cumsum(counts_B) - counts_B, device=laws.device)
+        broken = np.flatnonzero((_finite_places(laws, base_B, drafted) <= drafted.lengths_B).cpu().numpy())
+        if len(broken):
+            for i in broken:
+                first = int(base_B[i])
+                self._spare(request, int(final[i]), logits_RV[first : first + int(counts_B[i])])
+                self.runner.scrub(int(feed.slots[final[i]]))  # goes on or not: what it holds may not be finite
+            laws = Laws(edited(logits_RV, openings, positions, self.runner.texts, self.eos), decoding)
         keys = np.array([o.philox_key for o in openings], dtype=np.uint64)
         if self.rule == "coupled":
             accepted_B, next_B = match(laws, base_B, drafted, keys, starts_B)
@@ -87,15 +91,36 @@ class TargetVerifier:
         )
 
 
+    def _spare(self, request: VerifyRequest, b: int, logits_TV: Tensor) -> None:
+        """Give the positions before a drafted token that breaks a row the logits that they have without it, in place.
+
+        A masked value of NaN still spoils its row's attention (0 times NaN), so a token that was only proposed, and
+        may well be rejected, would make an error of an answer. The row is run again alone, token by token.
+        """
+        feed, draft = request.feed, np.asarray(request.proposal.tokens)[b]
+        if bool(torch.isfinite(logits_TV.amax(-1)).all()):
+            return  # the model did nothing wrong: the parameters leave no token
+        logits_TV[:] = torch.nan
+        one, fed, end = np.array([b]), int(feed.lengths[b]), int(feed.lengths[: b + 1].sum())
+        tokens = feed.tokens[end - fed : end]
+        alone = Feed(feed.sequences[one], feed.slots[one], feed.cached[one], feed.lengths[one], tokens)
+        for kept in range(max(len(logits_TV) - 1, 0)):
+            last_V = self.runner.forward(alone, [draft[:kept]], np.array([fed + kept - 1]))[0]
+            if not bool(torch.isfinite(last_V.amax())):
+                return
+            logits_TV[kept] = last_V
+
+
 def judge(
     laws: Laws, base_B: Tensor, drafted: Drafted, uniforms_BK2: Tensor, rule: str = "ratio"
 ) -> tuple[Tensor, Tensor]:
     """Accepted tokens and the next one, `[B]` each, under the rules `ratio` and `block`.
 
     Row b's laws are those at `base_B[b] + i` for position i. `uniforms_BK2` is `[B, K+1, 2]` as in
-    `speculation.verify`. A row with a non-finite law anywhere gets -1 as its next token.
+    `speculation.verify`. A row that comes to a non-finite law gets -1 as its next token, as it would without a draft;
+    drafted tokens behind such a law are not judged.
     """
-    lengths_B = drafted.lengths_B
+    lengths_B = torch.minimum(drafted.lengths_B, _finite_places(laws, base_B, drafted))
     places_BK = _places(laws, base_B, drafted)
     target_BK = _probabilities(laws, places_BK[:, :-1], drafted.tokens_BK)
     scale_B = None
@@ -116,7 +141,7 @@ def judge(
         speculation.at(uniforms_BK2, accepted_B)[:, 1],
         scale_B,
     )
-    return accepted_B, torch.where(laws.finite_R[places_BK].all(-1), next_B, -1)
+    return accepted_B, torch.where(laws.finite_R[base_B + accepted_B], next_B, -1)
 
 
 def match(
@@ -130,22 +155,28 @@ def match(
     accepted_B = torch.zeros(rows, dtype=torch.int64, device=laws.device)
     next_B = torch.full((rows,), -1, dtype=torch.int64, device=laws.device)
     going = torch.arange(rows, device=laws.device)
+    lengths_B = torch.minimum(drafted.lengths_B, _finite_places(laws, base_B, drafted))
     while len(going):
         i_n = accepted_B[going]
         host_n = going.cpu().numpy()
         places_n = starts_B[host_n] + i_n.cpu().numpy()
         next_B[going] = laws.race(base_B[going] + i_n, keys_B3[host_n], places_n)
-        going = going[i_n < drafted.lengths_B[going]]
+        going = going[i_n < lengths_B[going]]
         going = going[drafted.tokens_BK[going, accepted_B[going]] == next_B[going]]
         accepted_B[going] += 1
-    places_BK = _places(laws, base_B, drafted)
-    return accepted_B, torch.where(laws.finite_R[places_BK].all(-1), next_B, -1)
+    return accepted_B, torch.where(laws.finite_R[base_B + accepted_B], next_B, -1)
 
 
 def _places(laws: Laws, base_B: Tensor, drafted: Drafted) -> Tensor:
     """[B, K+1] the row of `laws` at each position; a row's first one beyond its length."""
     within_K = torch.arange(drafted.tokens_BK.shape[1] + 1, device=laws.device)
     return base_B[:, None] + torch.where(within_K <= drafted.lengths_B[:, None], within_K, 0)
+
+
+def _finite_places(laws: Laws, base_B: Tensor, drafted: Drafted) -> Tensor:
+    """[B] how many of a row's laws come before its first one that is not finite; more than its length if none is."""
+    finite_BK = laws.finite_R[_places(laws, base_B, drafted)].long()
+    return torch.where(finite_BK.all(-1), finite_BK.shape[1], finite_BK.cumprod(-1).sum(-1))
 
 
 def _probabilities(laws: Laws, places: Tensor, tokens: Tensor) -> Tensor:

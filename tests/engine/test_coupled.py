@@ -156,6 +156,20 @@ def test_text_is_the_same_behind_the_end_of_the_drafts_context() -> None:
     assert {a.stats.drafted > 0 for a in answers} == {True, False}
 
 
+@pytest.mark.parametrize("kind", ["model", "itself"])
+def test_a_drafted_token_that_is_rejected_makes_no_error_though_the_target_could_not_go_on_behind_it(kind: str) -> None:
+    """Its logits behind some tokens are not finite: rows that choose one end as without a draft, and no others."""
+    asked = [Request(str(i), [3, 1 + i, 2], SamplingParams(12, temperature=1.0, n=2)) for i in range(15)]
+    found = []
+    for drafting in ("none", kind):
+        verifier = verifier_of("llama", rule="coupled")
+        verifier.runner.model.get_input_embeddings().weight.data[100:110] = torch.nan
+        answers = decoded(decoder(verifier, drafter_of(drafting, "llama", coupled=True)), asked)
+        found.append([(a.token_ids, a.error) for a in answers])
+    assert found[0] == found[1]
+    assert 5 < sum(error is not None for _, error in found[0]) < 25
+
+
 class Shaky:
     """Workers that are emptied, or lose what they did, now and then. Both of `decode`'s protocols."""
 

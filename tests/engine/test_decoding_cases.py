@@ -42,6 +42,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.generation.logits_process import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from pipeline.decode import Decoder, Drafter
 from pipeline.engine import edits
@@ -372,6 +382,72 @@ request_params = st.builds(
     bad_words=st.lists(st.sampled_from(["ab", "ba", "cc", "aba", "b"]), max_size=2).map(tuple),
     logprobs=st.sampled_from(["none", "raw", "law"]),
 )
+
+
+def by_processors(logits: np.ndarray, tokens: list[int], prompt: int, params: SamplingParams) -> np.ndarray:
+    """The law as transformers' own processors make it."""
+    ids_1T = torch.tensor([tokens])
+    bad_words = [list(s) for word in params.bad_words for s in Words().spellings(word)]
+    processors = [
+        SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias.items()])
+        if params.logit_bias
+        else None,
+        RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
+        NoBadWordsLogitsProcessor(bad_words, END) if bad_words else None,
+        MinNewTokensLengthLogitsProcessor(prompt, params.min_new_tokens, END) if params.min_new_tokens else None,
+        TemperatureLogitsWarper(params.temperature),
+        TopKLogitsWarper(params.top_k) if params.top_k else None,
+        TopPLogitsWarper(params.top_p) if params.top_p < 1 else None,
+        MinPLogitsWarper(params.min_p) if params.min_p else None,
+    ]
+    scores_1V = torch.tensor(logits, dtype=torch.float64)[None]
+    for processor in processors:
+        scores_1V = scores_1V if processor is None else processor(ids_1T, scores_1V)
+    law: np.ndarray = scores_1V[0].softmax(-1).numpy()
+    return law
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    target=st.integers(0, 50),
+    params=st.lists(
+        st.builds(
+            SamplingParams,
+            max_new_tokens=st.integers(2, 9),
+            temperature=st.sampled_from([0.5, 1.0, 1.7]),
+            top_k=st.integers(0, 4),
+            top_p=st.sampled_from([1.0, 0.85, 0.6]),
+            min_p=st.sampled_from([0.0, 0.15]),
+            repetition_penalty=st.sampled_from([1.0, 1.4, 0.8]),
+            logit_bias=st.dictionaries(st.integers(0, END), st.sampled_from([-100.0, -1.0, 2.0]), max_size=2),
+            bad_words=st.lists(st.sampled_from(["ab", "cc", "aba"]), max_size=2).map(tuple),
+            min_new_tokens=st.integers(0, 4),
+            logprobs=st.just("law"),
+            top_logprobs=st.just(END + 1),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    k=st.integers(0, 6),
+    rule=st.sampled_from(RULES),
+)
+def test_law_at_every_position_of_a_block_is_that_of_transformers_processors(
+    target: int, params: list[SamplingParams], k: int, rule: Rule
+) -> None:
+    """Token by token, of blocks that a draft drew from the same law and that are kept whole."""
+    model = random_logits(target)
+    asked = [Request(str(i), [0, 1, 4, 0, i % 3], p) for i, p in enumerate(params)]
+    for request, answer in zip(
+        asked, decoded(engine(model, model, END + 1, rule, k, (END,), Words()), asked), strict=True
+    ):
+        tokens, prompt = list(request.prompt_token_ids), len(request.prompt_token_ids)
+        for token, alternatives in zip(answer.token_ids, answer.top_logprobs or (), strict=True):
+            logits = model(tuple(tokens)).astype(np.float32)
+            law = by_processors(logits, tokens, prompt, request.params)
+            found = np.zeros(END + 1)
+            found[[i for i, _ in alternatives]] = np.exp([p for _, p in alternatives])
+            assert found == pytest.approx(law, abs=1e-9)
+            tokens.append(token)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -249,6 +249,23 @@ def test_texts_that_end_by_themselves_have_their_law(rule: Rule, kind: str) -> N
     assert sum(count for text, count in found.items() if text[-1] == -1) > len(answers) / 4
 
 
+@pytest.mark.parametrize(("rule", "kind"), [("ratio", "model"), ("block", "noisy"), ("coupled", "model")])
+def test_a_target_that_cannot_go_on_behind_some_token_has_its_own_share_of_errors(rule: Rule, kind: str) -> None:
+    """Not finite behind token 3: whoever chose it is an error, and nobody to whom it was only proposed."""
+    run = runner(lambda: packed("llama", TARGET_SEED, **SHAPE), SLOTS, CONTEXT)
+    run.model.get_input_embeddings().weight.data[3] = torch.nan
+    drafter = drafter_named(kind, rule == "coupled")
+    decoding = decoder(TargetVerifier(run, rule, EOS), drafter, SLOTS, CONTEXT, 2, prefill_chunk=SLOTS * CONTEXT)
+    answers = decoded(decoding, [Request(str(i), list(PROMPT), WARM) for i in range(SAMPLES_OF_FEW)])
+    found = Counter((-1,) if a.error else tuple(a.token_ids) for a in answers)
+    law: SequenceLaw = {}
+    for text, p in expected_law(PROMPT, WARM).items():
+        outcome = (-1,) if 3 in text[:-1] else text
+        law[outcome] = law.get(outcome, 0.0) + p
+    assert oracle.g_test(found, law) > FITS
+    assert law[(-1,)] > 0.05
+
+
 # planted bugs
 
 
