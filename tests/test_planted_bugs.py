@@ -1,6 +1,27 @@
 """Each known way to get speculative decoding wrong is caught.
 
 A check takes what it checks as an argument: ours passes, and fails by a wide margin once a bug is planted there.
+Bugs of the rules are planted here and found by enumeration; the same and others are planted in the whole engine by
+engine/test_law_end_to_end.py (E, by the name of the plant) and engine/test_decoding_cases.py (C):
+
+| bug | here | elsewhere |
+| --- | --- | --- |
+| redrawing from p | test_redrawing_from_… | E redraw_from_the_target |
+| the residual of `block` without its scale | test_forgetting_the_weight_… | E redraw_without_the_scale |
+| truncation not renormalised | test_a_truncated_law_… | E claim_the_whole_law |
+| a greedy draft judged as sampled; another law claimed | test_claiming_a_law_… | E judge_a_greedy_draft_as_sampled, |
+| | | claim_a_cooler_law, keep_whatever_is_likely |
+| a draft dropped after it was seen | test_dropping_an_unlikely_token_… | E drop_what_looks_unlikely |
+| `<=` for `<` | test_comparing_with_at_most_… | |
+| draft and accept decisions share a stream | test_drafting_with_the_numbers_… | E draft_with_the_numbers_that_judge |
+| draft and residual draws share a stream | test_redrawing_with_the_number_… | E redraw_with_the_numbers_that_drafted |
+| uniforms by position under `block` | test_judging_the_next_block_… | E judge_each_position_with_its_own_numbers |
+| noise of `coupled` that ignores the position | | E race_with_the_same_noise_everywhere, engine/test_coupled.py |
+| filters missing at inner positions | | E forget_the_filters_of_the_block |
+| penalties blind to the drafted tokens before a position | | E count_only_what_is_final |
+| a bias at the last position alone | | E edit_the_last_position_alone |
+| a request is proposed its own earlier text | | E test_proposing_a_request_its_own_earlier_text_… |
+| ends: late EOS, stop strings unseen or cut by blocks, … | | C test_planted_bug_in_the_ends_is_seen |
 """
 
 from __future__ import annotations
