@@ -16,6 +16,7 @@ from pipeline.engine.checkpoint import Checkpoint, resolve
 from pipeline.engine.drafters.model import ModelDrafter
 from pipeline.engine.drafters.ngram import NgramDrafter
 from pipeline.engine.intersection import Intersection, check_vocabularies
+from pipeline.engine.parallel import Group, choose_device, require_divisible
 from pipeline.engine.runner import Runner
 from pipeline.engine.translation import TranslatingRunner
 from pipeline.engine.verifier import TargetVerifier
@@ -61,9 +62,8 @@ def agree(config: JobConfig) -> Setup:
             intersection = check_vocabularies(target, draft)
         else:
             check_same_tokenizer(target, draft)
-    device = "cuda" if config.target.gpus and torch.cuda.is_available() else "cpu"
-    if config.target.gpus and device == "cpu":
-        raise ConfigError("target.gpus: no CUDA device here; set it to 0 to run on the processor")
+    device = choose_device(config.target.gpus)
+    require_divisible(target, config.target.gpus)
     decoding = config.decoding
     context = target.context_limit()
     if decoding.context != "auto":
@@ -103,11 +103,16 @@ def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
     )
 
 
-def load_verifier(config: JobConfig, setup: Setup) -> TargetVerifier:
-    """Load the target."""
-    limits = setup.limits
+def load_verifier(config: JobConfig, setup: Setup, group: Group | None = None) -> TargetVerifier:
+    """Load the target, or one rank's part of it.
+
+    Every rank of a group verifies every request: they come to the same verdicts, and scrub the same slots.
+    """
+    limits, ranks = setup.limits, config.target.gpus
+    if ranks > 1 and (group is None or group.ranks != ranks):
+        raise ConfigError(f"target.gpus: {ranks} ranks need a worker each, and this is one process: set it to 1")
     runner = Runner.load(
-        setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary
+        setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary, group
     )
     chosen, rule = drafting(config), config.decoding.rule
     chooses = chosen is not None and chosen.kind == "model" and chosen.sampling == "auto" and rule != "coupled"

@@ -26,6 +26,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerFast,
 )
+from transformers.distributed import DistributedConfig
 
 from pipeline.engine.architecture import SUPPORTED, check_supported
 from pipeline.engine.cache_folder import cache_dir, file_digest
@@ -147,10 +148,12 @@ def load_model(
     dtype: str | torch.dtype,
     device: torch.device | str = "cpu",
     attn_implementation: str | None = None,
+    ranks: int = 1,
 ) -> nn.Module:
     """transformers' module with the weights of `checkpoint`, for inference only.
 
-    It has a configuration object of its own: modules that share one share its attention function too.
+    It has a configuration object of its own: modules that share one share its attention function too. In one of
+    several `ranks` (`parallel.join` comes first) it holds that rank's shard alone.
     """
     wanted = resolve_dtype(dtype, device) if isinstance(dtype, str) else dtype
     config = checkpoint.config()
@@ -159,6 +162,8 @@ def load_model(
     options = {"config": config, "dtype": wanted, "local_files_only": True, "output_loading_info": True}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
+    if ranks > 1:
+        options["distributed_config"] = DistributedConfig(tp_size=ranks)
     try:
         with quiet():
             model, report = cast(Any, AutoModelForCausalLM.from_pretrained(str(folder), **options))

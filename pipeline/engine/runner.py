@@ -18,6 +18,7 @@ from pipeline.engine.attention import LAYOUT_ARGUMENT, NAME, build_layout
 from pipeline.engine.checkpoint import Checkpoint, check_supported, load_model
 from pipeline.engine.kv_cache import KVCache
 from pipeline.engine.linear import fuse_norms, pack_linears
+from pipeline.engine.parallel import Group, localise
 from pipeline.engine.token_store import TokenStore
 from pipeline.errors import CacheMiss, ModelError
 from pipeline.messages import Feed, Opening, PrefixCopy
@@ -28,8 +29,11 @@ NOBODY = -1
 class Runner:
     """A causal language model and the sequences that it holds."""
 
-    def __init__(self, model: torch.nn.Module, slots: int, context: int, vocabulary: int) -> None:
-        """`context` bounds prompt and generated tokens; ids >= `vocabulary` never appear in logits."""
+    def __init__(self, model: torch.nn.Module, slots: int, context: int, vocabulary: int, ranks: int = 1) -> None:
+        """`context` bounds prompt and generated tokens; ids >= `vocabulary` never appear in logits.
+
+        A model that is divided among `ranks` caches the keys and values of its own heads.
+        """
         config: Any = model.config
         attention = config._attn_implementation
         if attention != NAME:
@@ -40,9 +44,8 @@ class Runner:
         self.vocabulary = vocabulary
         self.layers = int(config.num_hidden_layers)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.cache = KVCache(
-            self.layers, slots, config.num_key_value_heads, head_dim, context, parameter.dtype, self.device
-        )
+        kv_heads = config.num_key_value_heads // ranks
+        self.cache = KVCache(self.layers, slots, kv_heads, head_dim, context, parameter.dtype, self.device)
         self.owners = np.full(slots, NOBODY, dtype=np.int64)  # [slots] handle of the sequence in each slot
         self.held = np.zeros(slots, dtype=np.int64)  # [slots] cache entries that were computed for it
         self.openings: dict[int, Opening] = {}
@@ -50,15 +53,28 @@ class Runner:
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, dtype: str, device: str, slots: int, context: int, vocabulary: int
+        cls,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        slots: int,
+        context: int,
+        vocabulary: int,
+        group: Group | None = None,
     ) -> Runner:
-        """Load a checkpoint for packed passes on `device`, its weights laid out for this processor."""
+        """Load a checkpoint for packed passes on `device`, its weights laid out for this processor.
+
+        As one of a `group`, load this rank's shard. All ranks must then be given the same passes in the same order.
+        """
         check_supported(checkpoint.config())
-        model = load_model(checkpoint, dtype, device, attn_implementation=NAME)
+        ranks = 1 if group is None else group.ranks
+        model = load_model(checkpoint, dtype, device, NAME, ranks)
+        if ranks > 1:
+            localise(model)
         fuse_norms(model)
         if device == "cpu":
             pack_linears(model)
-        return cls(model, slots, context, vocabulary)
+        return cls(model, slots, context, vocabulary, ranks)
 
     def open(self, openings: Sequence[Opening], copies: Sequence[PrefixCopy], feed: Feed) -> None:
         """Take in new sequences and prefix copies; raise `CacheMiss` for rows whose prefix is not held."""
