@@ -1,37 +1,72 @@
-"""The target's worker, and the verifier that stands for it in a replica."""
+"""The target's worker, one per rank, and the verifier that stands for them in a replica."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
+
+import ray
+from torch.distributed import TCPStore
 
 from actors.losses import Losses
-from actors.worker import Worker
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
+from pipeline.engine.parallel import Group, host, join, visit
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
 
+SHORTEST_COLLECTIVE = 60.0  # seconds: the owner ends a late group long before, and this is for when it cannot
+
 
 class Target:
-    """The actor: hosts the target's verifier."""
+    """The actor: hosts the target's verifier, or one rank of it."""
 
-    def __init__(self, config: JobConfig, setup: Setup, threads: int) -> None:
+    def __init__(self, config: JobConfig, setup: Setup, threads: int, rank: int = 0) -> None:
         set_threads(threads)
         self.config = config
         self.setup = setup
+        self.rank = rank
+        self.store: TCPStore | None = None
         self.verifier: TargetVerifier | None = None
 
-    def ready(self) -> bool:
-        """Load, if that has not been done."""
+    def listen(self) -> tuple[str, int]:
+        """Where the ranks are to meet: asked of rank 0, whose process holds the port from now on."""
+        address = ray.util.get_node_ip_address()
+        self.store = host(address)
+        return address, self.store.port
+
+    def ready(self, meeting: tuple[str, int] | None = None) -> bool:
+        """Meet the other ranks, if there are any, and load, if that has not been done."""
         if self.verifier is None:
-            self.verifier = load_verifier(self.config, self.setup)
+            self.verifier = load_verifier(self.config, self.setup, None if meeting is None else self._join(*meeting))
         return True
+
+    def _join(self, address: str, port: int) -> Group:
+        timeout = max(self.config.decoding.step_timeout, SHORTEST_COLLECTIVE)
+        self.store = self.store or visit(address, port)
+        return join(self.store, self.rank, self.config.target.gpus, self.setup.device, timeout)
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
         """See `decode.Verifier`."""
         assert self.verifier is not None, "ready() comes first"
         return self.verifier.verify(request)
+
+
+class VerifyingWorker(Protocol):
+    """What a `RemoteVerifier` needs of a worker; `actors.target_group` has it."""
+
+    def wait_ready(self) -> Any:
+        """Return when it has loaded; raise what loading raised, or WorkerLost."""
+        ...
+
+    def ask(self, method: str, argument: Any, seconds: float) -> Any:
+        """The answer within `seconds`; what the method raised, or WorkerLost."""
+        ...
+
+    def end(self) -> None:
+        """End it, whether it answers or not."""
+        ...
 
 
 class RemoteVerifier:
@@ -40,7 +75,9 @@ class RemoteVerifier:
     The new one knows no sequence and says so (`CacheMiss`), whereupon the decoder feeds them all again.
     """
 
-    def __init__(self, create: Callable[[], Worker], step_timeout: float, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, create: Callable[[], VerifyingWorker], step_timeout: float, notice: Callable[[str], None]
+    ) -> None:
         """`notice` is told of every loss."""
         self.create = create
         self.step_timeout = step_timeout

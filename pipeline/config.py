@@ -429,7 +429,6 @@ WITHHELD = (
     Withheld("output.format", "Delta output is", "use parquet"),
     Withheld("output.partition_by", "partitioned output is"),
     Withheld("output.single_writer", "remote storage is"),
-    Withheld("target.gpus", "tensor parallelism is", "use 0 or 1", _among(0, 1)),
     Withheld("target.accelerator", "choosing nodes is"),
     Withheld("target.label_selector", "choosing nodes is"),
     Withheld("target.replicas", "more than one replica is", "use auto or 1", _among("auto", 1)),

@@ -415,7 +415,6 @@ WITHHELD = [
     ("output.format", "delta", "use parquet"),
     ("output.partition_by", ["day"], "remove the key"),
     ("output.single_writer", True, "remove the key"),
-    ("target.gpus", 2, "use 0 or 1"),
     ("target.accelerator", "H100", "remove the key"),
     ("target.label_selector", {"a": "b"}, "remove the key"),
     ("target.replicas", 2, "use auto or 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from pipeline.errors import NightdeskError, WorkerLost
@@ -54,3 +55,26 @@ class Dying:
 
     def poll(self, *arguments: object) -> None:
         raise AssertionError("it is dead")
+
+
+class Puppet:
+    """A rank that does as its part of a script says; loads no model, and no torch."""
+
+    def __init__(self, config: object, setup: object, threads: int, rank: int) -> None:
+        self.rank = rank
+
+    def listen(self) -> str:
+        return "here"
+
+    def ready(self, meeting: str | None) -> str:
+        return f"{meeting} {self.rank}"
+
+    def verify(self, script: list[Any]) -> str:
+        part = script[self.rank]
+        if isinstance(part, Exception):
+            raise part
+        if part == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if isinstance(part, float):
+            time.sleep(part)
+        return f"answer of {self.rank}"
