@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from actors.placement import place
+from actors.autoscaler import arrange
 from actors.seats import Seat, reserve
-from actors.session import nodes, ray_session
+from actors.session import ray_session
 from actors.worker import Worker
 from pipeline.config import JobConfig
 
@@ -48,7 +48,7 @@ def audit_on_ray(config: JobConfig, questions: Sequence[Question], effort: Effor
     together = config.decoding.model_copy(update={"placement": "colocated"})
     config = config.model_copy(update={"decoding": together})
     with ray_session():
-        seats = reserve(place(config, nodes()), config.decoding.placement_timeout)
+        seats = reserve(arrange(config), config.decoding.placement_timeout)
         try:
             return _ask(seats.replica, (config, questions, effort))
         finally:

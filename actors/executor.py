@@ -13,12 +13,13 @@ from typing import Any
 
 import ray
 
+from actors.autoscaler import arrange
 from actors.coordinator import Coordinator
-from actors.placement import Placement, place
+from actors.placement import Placement
 from actors.replica import Replica
 from actors.report import ReplicaReport
 from actors.seats import Seats, reserve
-from actors.session import nodes, ray_session
+from actors.session import ray_session
 from actors.worker import LOADING_SECONDS, Worker, answer
 from pipeline.config import JobConfig
 from pipeline.errors import WorkerLost
@@ -40,7 +41,7 @@ class RayExecutor:
     def run(self, work: JobWork, shards: list[Shard], report: Callable[[Progress], None]) -> None:
         """See `pipeline.work.Executor`."""
         with ray_session():
-            placement = place(self.config, nodes())
+            placement = arrange(self.config)
             self._where = placement.describe()
             Crew(work, placement, Coordinator(shards, report, LOG.warning)).run()
 

@@ -87,8 +87,7 @@ class Replica:
         with self.watch.during("loading the models", LOADING_SECONDS):
             set_threads(self.seats.replica.threads)
             setup = agree(self.work.config)
-            workers = self.seats.target is not None
-            verifier, drafter = self._in_workers(setup) if workers else self._in_this_process(setup)
+            verifier, drafter = self._in_workers(setup) if self.seats.ranks else self._in_this_process(setup)
             decoder = make_decoder(self.work.config, setup, verifier, drafter, self.work.plan.salt)
         work, prompters = self.work, self.work.prompters(setup.target.tokenizer())
         stream = FedStream(decoder, self.feed)
@@ -102,10 +101,9 @@ class Replica:
         return verifier, None if drafter is None else WatchedDrafter(drafter, self.watch, limit)
 
     def _in_workers(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
-        """Target and drafter in workers, which load side by side."""
+        """Target and draft model in workers, which load side by side; what computes nothing stays in this process."""
         config, limit = self.work.config, self.work.config.decoding.step_timeout
-        seat, seats, pool = self.seats.target, self.seats.drafts, None
-        assert seat is not None
+        seat, seats, pool = self.seats.ranks[0], self.seats.drafts, None
         verifier = RemoteVerifier(
             lambda: Worker(seat.create(Target, config, setup, seat.threads), "the target worker"), limit, self._notice
         )
@@ -116,7 +114,9 @@ class Replica:
                 self._notice,
             )
         verifier.wait_ready()
-        return verifier, None if pool is None else RemoteDrafter(pool, pool.wait_ready(), limit)
+        if pool is not None:
+            return verifier, RemoteDrafter(pool, pool.wait_ready(), limit)
+        return verifier, load_drafter(config, setup)
 
     def _notice(self, line: str) -> None:
         self.notices.append(line)

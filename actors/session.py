@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ import ray
 import ray._private.worker
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
-from actors.placement import Node
+from actors.node import ACCELERATOR_LABEL, Node
 from pipeline.errors import WorkerLost
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,7 @@ TEMPORARY = "/tmp"  # not TMPDIR: the paths of Ray's sockets are limited to 107 
 OBJECT_STORE_BYTES = 256 * 2**20  # messages are small, and no results are kept
 EXIT_SECONDS = 5.0
 CONNECT_SECONDS = 10.0
+ACCELERATOR, HEAD = "accelerator_type:", "node:__internal_head__"  # resources that say what a node is
 
 
 @contextmanager
@@ -67,15 +69,25 @@ def _refuse_silence(address: str) -> None:
 
 def nodes() -> list[Node]:
     """What the cluster has, whether it is in use or not."""
-    return [
-        Node(
-            name=node["NodeManagerHostname"],
-            cpus=int(node["Resources"].get("CPU", 0)),
-            gpus=int(node["Resources"].get("GPU", 0)),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
+    hosts = Counter(node["NodeManagerHostname"] for node in alive)
+    return [_node(node, alone=hosts[node["NodeManagerHostname"]] == 1) for node in alive]
+
+
+def _node(found: dict[str, Any], alone: bool) -> Node:
+    """`alone`: no other node has its host name."""
+    resources, labels, identity = found["Resources"], found["Labels"], found["NodeID"]
+    kinds = {name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)}
+    kinds |= {labels[ACCELERATOR_LABEL]} if ACCELERATOR_LABEL in labels else set()
+    return Node(
+        name=found["NodeManagerHostname"] + ("" if alone else f"-{identity[:6]}"),
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        accelerators=frozenset(kinds),
+        labels=dict(labels),
+        head=HEAD in resources,
+        id=identity,
+    )
 
 
 @contextmanager
