@@ -145,7 +145,7 @@ class _Placed(Section):
     gpus: int = Field(0, ge=0, description="GPUs per replica, one tensor-parallel rank each; 0 runs on the CPU.")
     accelerator: Text | None = Field(None, description="Ray accelerator type that a worker needs, such as H100.")
     label_selector: dict[str, str] = Field(
-        default_factory=dict, description="Ray node labels that a worker needs; instead of accelerator."
+        default_factory=dict, description="Ray node labels that a worker needs: value, !value, in(a,b) or !in(a,b)."
     )
 
     @model_validator(mode="after")
@@ -207,7 +207,7 @@ class DecodingConfig(Section):
     batch: Auto | Count = Field("auto", description="Sequences at once per replica; auto goes by memory.")
     placement: Literal["auto", "colocated", "separate"] = Field(
         "auto",
-        description="Draft and target in one process, or in workers of their own; auto: one on one machine.",
+        description="Draft and target in one process, or in workers of their own; auto: one where they share a node.",
     )
     placement_timeout: float = Field(
         300.0, gt=0, description="Seconds to wait for the cluster to offer the resources; then the run ends."
@@ -429,14 +429,10 @@ WITHHELD = (
     Withheld("output.format", "Delta output is", "use parquet"),
     Withheld("output.partition_by", "partitioned output is"),
     Withheld("output.single_writer", "remote storage is"),
-    Withheld("target.accelerator", "choosing nodes is"),
-    Withheld("target.label_selector", "choosing nodes is"),
     Withheld("target.replicas", "more than one replica is", "use auto or 1", _among("auto", 1)),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
     Withheld("draft.*.gpus", "tensor parallelism is", "use 0 or 1", _among(0, 1)),
-    Withheld("draft.*.accelerator", "choosing nodes is"),
-    Withheld("draft.*.label_selector", "choosing nodes is"),
     Withheld("draft.*.replicas", "more than one draft worker is", "use 1"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
     Withheld("tasks.*.schema", "typed answers are"),
