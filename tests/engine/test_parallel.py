@@ -27,11 +27,11 @@ from pipeline.messages import Feed, Opening, PrefixCopy, VerifyRequest
 from pipeline.records import SamplingParams
 from pipeline.step import empty_proposal
 from tests.engine.conftest import FolderOf
-from tests.models import TOKENS, tiny_folder, tiny_model
+from tests.models import TOKENS, VOCABULARY, tiny_folder, tiny_model
 
 RANKS = 2
 SECONDS = 10.0  # deadline of a collective
-POISON = 77  # a token whose embedding is not a number
+POISON = VOCABULARY // RANKS  # a token whose embedding is not a number: the second rank's first, a stand-in for others
 # Every architecture; odd sizes leave the ranks shards of different widths.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
