@@ -19,7 +19,8 @@ from actors.publications import Publications
 from actors.report import ReplicaReport
 from actors.seats import Seats
 from actors.shard_feed import ShardFeed
-from actors.target import RemoteVerifier, Target
+from actors.target import RemoteVerifier
+from actors.target_group import TargetGroup
 from actors.watch import Watch, WatchedDrafter, WatchedVerifier
 from actors.worker import LOADING_SECONDS, Worker
 from pipeline.answering import Answerer
@@ -103,10 +104,8 @@ class Replica:
     def _in_workers(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
         """Target and draft model in workers, which load side by side; what computes nothing stays in this process."""
         config, limit = self.work.config, self.work.config.decoding.step_timeout
-        seat, seats, pool = self.seats.ranks[0], self.seats.drafts, None
-        verifier = RemoteVerifier(
-            lambda: Worker(seat.create(Target, config, setup, seat.threads), "the target worker"), limit, self._notice
-        )
+        ranks, seats, pool = self.seats.ranks, self.seats.drafts, None
+        verifier = RemoteVerifier(lambda: TargetGroup(ranks, config, setup), limit, self._notice)
         if seats:
             pool = DraftPool(
                 lambda i: Worker(seats[i].create(Draft, config, setup, seats[i].threads), f"draft worker {i}"),
