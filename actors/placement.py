@@ -53,6 +53,11 @@ class ReplicaPlacement:
     def node(self) -> Node:
         return self.ranks[0].node
 
+    def describe_ranks(self) -> str:
+        """In a few words, for people."""
+        each = self.ranks[0].describe()
+        return f"{len(self.ranks)} × ({each})" if len(self.ranks) > 1 else each
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -76,8 +81,7 @@ class Placement:
         return f"Ray, {several}{self._describe_workers()}"
 
     def _describe_workers(self) -> str:
-        ranks = self.replicas[0].ranks
-        target = f"{len(ranks)} × ({ranks[0].describe()})" if len(ranks) > 1 else ranks[0].describe()
+        target = self.replicas[0].describe_ranks()
         if not self.separate:
             return f"colocated, {target}"
         drafts = "".join(f", draft {bundle.describe()}" for bundle in self.drafts)
@@ -88,12 +92,10 @@ class Placement:
         seats: dict[str, tuple[Node, list[str]]] = {}
         for number, each in enumerate(self.replicas):
             who = "target" if self.separate else "replica"
-            place = seats.setdefault(each.node.name, (each.node, []))[1]
-            for rank, bundle in enumerate(each.ranks):
-                label = f"{who} {number}" + (f" rank {rank}" if len(each.ranks) > 1 else "")
-                place.append(f"{label}: {bundle.describe()}")
+            there = seats.setdefault(each.node.name, (each.node, []))[1]
+            there.append(f"{who} {number}: {each.describe_ranks()}")
             if each.replica is not None:
-                place.append(f"replica {number}: {each.replica.describe()}")
+                there.append(f"replica {number}: {each.replica.describe()}")
         for number, bundle in enumerate(self.drafts):
             seats.setdefault(bundle.node.name, (bundle.node, []))[1].append(f"draft {number}: {bundle.describe()}")
         return [(node, tuple(lines)) for node, lines in seats.values()]
@@ -367,7 +369,7 @@ def _fewer(rules: _Rules, nodes: Sequence[Node], filling: Filling, wanted: int) 
     able = [rules.workers and rules.room(node, 0, 1) for node in nodes]
     while sum(kept) > wanted:
         used = [i for i, targets in enumerate(kept) if targets]
-        i = min(used, key=lambda i: (-able[i], not nodes[i].head, nodes[i].cpus / kept[i] if divided else kept[i]))
+        i = min(used, key=lambda i: (-able[i], not nodes[i].head, nodes[i].cpus / kept[i] if divided else kept[i], -i))
         kept[i] -= 1
     return tuple(kept)
 

@@ -34,6 +34,7 @@ from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
 
 if TYPE_CHECKING:
+    from jobs.cluster import ClusterPlan
     from pipeline.engine import Engine
 
 SAMPLE = 2000  # documents whose prompts are counted
@@ -83,6 +84,7 @@ class Findings:
     seconds: float | None
     seconds_from: str
     warnings: tuple[str, ...]
+    cluster: ClusterPlan | None = None  # where it was asked for
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -110,22 +112,28 @@ class Findings:
             "seconds": self.seconds,
             "seconds_from": self.seconds_from,
             "warnings": list(self.warnings),
+            "cluster": None if self.cluster is None else self.cluster.as_json(),
         }
 
 
-def check_job(config: JobConfig, as_json: bool = False, timed: bool = False) -> int:
+def check_job(config: JobConfig, as_json: bool = False, timed: bool = False, cluster: bool = False) -> int:
     """Print what was found; returns the exit code. Raises a NightdeskError for what would stop a run."""
-    findings = examine(config, timed)
+    findings = examine(config, timed, cluster)
     show(findings, Console(highlight=False))
     if as_json:
         print(json.dumps(findings.as_json(), ensure_ascii=False))
     return 0
 
 
-def examine(config: JobConfig, timed: bool = False) -> Findings:
-    """Look at models, corpus and machine, the cheapest and likeliest to be wrong first."""
+def examine(config: JobConfig, timed: bool = False, cluster: bool = False) -> Findings:
+    """Look at models, corpus and machine, the cheapest and likeliest to be wrong first; at the cluster if asked to."""
     refuse_overlap(config.input, config.output.path)
     files = list_files(config.input)
+    plan = None
+    if cluster:
+        from jobs.cluster import plan_on_cluster
+
+        plan = plan_on_cluster(config)
     setup = agree(config)
     prompters = make_prompters(config, setup)
     refuse_foreign_tokens(config.tasks, setup.vocabulary)
@@ -155,6 +163,7 @@ def examine(config: JobConfig, timed: bool = False) -> Findings:
         seconds=seconds,
         seconds_from=seconds_from,
         warnings=tuple(warnings(config, rows, prompters, prompts)),
+        cluster=plan,
     )
 
 
@@ -340,6 +349,8 @@ def show(findings: Findings, console: Console) -> None:
     if findings.seconds is not None:
         time_text = f"about {duration(findings.seconds)} at most, start-up apart (from {findings.seconds_from})"
         table.add_row("time", time_text + "; drafts and short answers take less")
+    for label, text in () if findings.cluster is None else findings.cluster.rows():
+        table.add_row(label, text)
     for warning in findings.warnings:
         table.add_row("warning", warning)
     console.print(table)

@@ -78,6 +78,9 @@ def check(
     timed: Annotated[
         bool, typer.Option("--time", help="Load the models and time a few prompts, for a better estimate.")
     ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Say where workers would sit on the cluster at RAY_ADDRESS, or here.")
+    ] = False,
 ) -> Work:
     """Validate a job without running it, and say what a run would do."""
 
@@ -85,7 +88,7 @@ def check(
         job = load_config(config, overrides or ())
         from jobs.check import check_job
 
-        return check_job(job, as_json=json, timed=timed)
+        return check_job(job, as_json=json, timed=timed, cluster=cluster)
 
     return work
 

@@ -139,7 +139,7 @@ class TestSeveralNodes:
         draft = {**MODEL, "gpus": 1, "replicas": 2}
         placement = place(job(draft, gpus=2), [Node("three", 8, 3), Node("four", 8, 4)])
         assert len(placement.replicas) == 2
-        assert seats(place(job(draft, gpus=4, replicas=1), on(8, 8, gpus=8))) == (["node-1"], ["node-0"] * 2)
+        assert seats(place(job(draft, gpus=4, replicas=1), on(8, 8, gpus=8))) == (["node-0"], ["node-1"] * 2)
 
     def test_neighbours_are_one_process_unless_the_target_has_several_ranks(self) -> None:
         draft = {**MODEL, "gpus": 1, "accelerator": "H100"}
@@ -253,8 +253,7 @@ def test_a_placement_describes_itself() -> None:
     assert place(job(gpus=1), on(3, gpus=1)).describe() == "Ray, colocated, 1 core and 1 GPU"
     assert place(job(gpus=2), on(8, gpus=4)).describe() == "Ray, 2 replicas, separate: target 2 × (1 core and 1 GPU)"
     assert place(job({**MODEL, "gpus": 1}, gpus=2), on(8, gpus=3)).by_node()[0][1] == (
-        "target 0 rank 0: 1 core and 1 GPU",
-        "target 0 rank 1: 1 core and 1 GPU",
+        "target 0: 2 × (1 core and 1 GPU)",
         "replica 0: 1 core",
         "draft 0: 1 core and 1 GPU",
     )

@@ -89,7 +89,6 @@ def test_run_ends_with_what_the_run_says(
         (["run", "x.yaml", "--limit", "0"], "'--limit'"),
         (["run", "x.yaml", "--limit", "ten"], "'--limit'"),
         (["run", "x.yaml", "--set"], "--set"),
-        (["check", "x.yaml", "--cluster"], "No such option: --cluster"),
         (["schema", "--json"], "No such option"),
         (["run", "no-such.yaml"], "no-such.yaml: cannot read the job file"),
         (["check", "no-such.yaml"], "no-such.yaml: cannot read the job file"),
