@@ -2,7 +2,7 @@
 
 A placement group holds the cores and GPUs; the actors in it take none of the cores for themselves. So a worker's
 replacement never waits for the resources of a dead or hung predecessor. A group is bound to the node that was planned
-for it; if that node has no room (another job, perhaps) and the work is for GPUs, to any other that the job allows.
+for it; if that node is dead, or has no room (another job, perhaps) for work on GPUs, to any other that the job allows.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
             return group
     wanted = " + ".join(bundle.describe() for bundle in bundles)
     LOG.warning("waiting for the cluster to offer %s", wanted)
-    elsewhere = any(bundle.gpus for bundle in bundles)  # cores alone: Ray might take a GPU node's last one
-    if elsewhere:
+    # For cores alone one waits: Ray might take the last one of a GPU node.
+    if any(bundle.gpus for bundle in bundles) or not _is_alive(bundles[0].node.id):
         remove_placement_group(group)
         group = ask(bundles, planned=False)
     with _released_on_failure([group]):
@@ -178,6 +178,10 @@ def _labels(bundle: Bundle, planned: bool) -> dict[str, str]:
     if problem is not None:
         raise ConfigError(f"label_selector: {problem}")
     return labels
+
+
+def _is_alive(node: str) -> bool:
+    return any(found["Alive"] and found["NodeID"] == node for found in ray.nodes())
 
 
 def _stands(group: PlacementGroup) -> bool:

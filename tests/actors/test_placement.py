@@ -96,6 +96,7 @@ class TestOneMachine:
     def test_every_gpu_holds_a_replica_of_its_own(self) -> None:
         assert len(place(job(gpus=1), on(16, gpus=8)).replicas) == 8
         assert cores(place(job(MODEL, gpus=1), on(16, gpus=4))) == ([4] * 4, [])
+        assert [each.ranks[0].gpus for each in place(job({**MODEL, "gpus": 1}), on(16, gpus=2)).replicas] == [1, 1]
 
 
 class TestSeveralNodes:
@@ -152,6 +153,13 @@ class TestSeveralNodes:
         nodes = [Node("head", 16, head=True), Node("a", 4), Node("b", 4)]
         assert sorted(seats(place(job(replicas=2), nodes))[0]) == ["a", "b"]
         assert seats(place(job({**MODEL, "replicas": 1}, threads=4, replicas=1), nodes))[1] != ["head"]
+
+        both = [Node("head", 8, head=True), Node("a", 8)]
+        assert seats(place(job(MODEL), both)) == (["a"], ["head"])
+
+    def test_a_draft_has_a_node_for_itself_where_few_replicas_are_wanted(self) -> None:
+        nodes = [*gpu_nodes("L4", 1, 8, 16), *gpu_nodes("H100", 1, 2, 16)]
+        assert seats(place(job(ON_ARCHIVE, gpus=2, replicas=1), nodes)) == (["H100-0"], ["L4-0"])
 
     def test_an_arrangement_is_found_where_filling_nodes_up_fails(self) -> None:
         draft = {**MODEL, "gpus": 2, "replicas": 3}  # 7 = 3 + 2 + 2 and 5 = 3 + 2; but 7 = 3 + 3 leaves one draft out

@@ -15,7 +15,7 @@ from actors.placement import Bundle, Placement, ReplicaPlacement
 from actors.seats import reserve, reserve_drafts, reserve_replica
 from actors.session import nodes
 from pipeline.errors import WorkerLost
-from tests.actors.growing import standing_groups
+from tests.actors.growing import homes, standing_groups
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 
@@ -99,6 +99,13 @@ def test_nothing_stays_reserved_when_the_wait_is_interrupted(here: Node, monkeyp
         reserve(separate(here, 1, 2), 10)
     assert len(waits) == 3
     assert not standing_groups()
+
+
+def test_a_plan_for_a_node_that_has_died_is_carried_out_elsewhere(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seats, "QUIET_SECONDS", 0.1)
+    taken = reserve_replica(ReplicaPlacement(False, (Bundle(replace(here, id="d" * 56), 2),)), 10)
+    assert homes(taken.groups) == [[here.id]]
+    taken.release()
 
 
 def test_a_wait_is_mentioned(here: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
