@@ -1,13 +1,18 @@
 """From logits to laws: temperature, top-k, top-p and min-p, in transformers' order, for many positions at once.
 
-A filtered law is never written out over the vocabulary unless it has to be. Each position keeps three numbers
-beside its logits: a divisor (the temperature), a floor and a normaliser. A token belongs to the law if its scaled
-logit is at least the floor, and its probability is then exp(scaled logit - normaliser). Tokens that tie with the
-last one that a filter keeps are kept as well, so that the law does not depend on a sorting order.
+A filtered law is never written out over the vocabulary unless it has to be. Each position keeps four numbers
+beside its logits: a shift, a divisor (the temperature), a floor and a normaliser. A token belongs to the law if its
+scaled logit, (logit - shift) / divisor, is at least the floor, and its probability is then
+exp(scaled logit - normaliser). Tokens that tie with the last one that a filter keeps are kept as well, so that the
+law does not depend on a sorting order.
 
 Top-k keeps the k largest. Top-p keeps, of what top-k left, the tokens whose better ones sum up to less than p.
 Min-p keeps, of those, the tokens with at least that share of the largest one's probability. Temperature 0 is the law
 with all mass on the largest logit (the first of equals).
+
+Where the temperature is not 1 the shift is the largest logit, so that the best tokens' scaled logits are 0 or little
+less. However small the temperature, they neither overflow nor lose the normaliser to rounding: the law goes to its
+limit, in which equal largest logits share the mass.
 
 Filters look at the largest few logits of every position. Where these do not decide (a flat law with a large top-p),
 the floor is found by sums over buckets of neighbouring values, never by sorting a vocabulary.
@@ -84,7 +89,10 @@ class Laws:
         self.rounding = 2.0**-48 if self.dtype == torch.float64 else ROUNDING
         self.candidates = self.size if self.size <= SMALL_VOCABULARY else CANDIDATES
         self.greedy_R = self._tensor(decoding.greedy_R)
-        self.divisor_R = self._tensor(np.where(decoding.greedy_R, 1.0, decoding.temperature_R), self.dtype)
+        limits = torch.finfo(self.dtype)  # temperatures beyond them make the same laws, up to rounding
+        temperature_R = np.clip(decoding.temperature_R, limits.tiny, limits.max)
+        self.divisor_R = self._tensor(np.where(decoding.greedy_R, 1.0, temperature_R), self.dtype)
+        self.shift_R = torch.zeros(rows, dtype=self.dtype, device=self.device)
         self.warm = bool((~decoding.greedy_R & (decoding.temperature_R != 1)).any())  # somebody's divisor is not 1
         self.best_R = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.finite_R = torch.empty(rows, dtype=torch.bool, device=self.device)
@@ -106,8 +114,10 @@ class Laws:
             top_G, self.best_R[part] = self._scaled(part).max(-1)
             self.finite_R[part] = torch.isfinite(top_G)
         for part in self._parts(np.flatnonzero(~decoding.greedy_R & ~filtered_R)):
-            scaled_GW = self._scaled(part)
-            self._sum(part, scaled_GW, scaled_GW.amax(-1))
+            logits_GW = self.desk.put(self.logits_RV[part])
+            top_G1 = logits_GW.amax(-1, keepdim=True)
+            self._meet(part, top_G1[:, 0])
+            self._sum(part, self._scale(part, logits_GW), self._scale(part, top_G1)[:, 0])
         if filtered_R.any():
             self._filter(np.flatnonzero(filtered_R), top_k_R, decoding)
 
@@ -120,16 +130,24 @@ class Laws:
             else:
                 yield torch.as_tensor(part, device=self.device)
 
+    def _meet(self, part: Tensor | slice, top_G: Tensor) -> None:
+        """Take note of the largest logits of some positions."""
+        self.finite_R[part] = finite_G = torch.isfinite(top_G)
+        if self.warm:  # a shift that is not finite would spoil the places behind the vocabulary
+            self.shift_R[part] = torch.where(finite_G & (self.divisor_R[part] != 1), top_G, 0.0)
+
     def _scaled(self, part: Tensor | slice) -> Tensor:
-        """The logits of some positions divided by the temperature, on the desk; -inf behind the vocabulary."""
-        scaled_GW = self.desk.put(self.logits_RV[part])
-        return scaled_GW.div_(self.divisor_R[part, None]) if self.warm else scaled_GW
+        """The scaled logits of some positions whose maxima are known, on the desk; -inf behind the vocabulary."""
+        return self._scale(part, self.desk.put(self.logits_RV[part]))
+
+    def _scale(self, part: Tensor | slice, logits_GN: Tensor) -> Tensor:
+        """Make scaled logits of logits, in their place."""
+        return logits_GN.sub_(self.shift_R[part, None]).div_(self.divisor_R[part, None]) if self.warm else logits_GN
 
     def _sum(self, part: Tensor | slice, scaled_GW: Tensor, top_G: Tensor) -> None:
-        """Sum the exponentials of positions whose maxima are known."""
+        """Sum the exponentials of positions whose largest scaled logits are known."""
         mass_G = _runs(self.desk.exponentials(scaled_GW, top_G)).sum(-1).sum(-1, dtype=torch.float64)
         self.normaliser_R[part] = top_G.double() + mass_G.log()
-        self.finite_R[part] = torch.isfinite(top_G)
 
     def _filter(self, filtered_F: np.ndarray, top_k_R: np.ndarray, decoding: Decoding) -> None:
         """Set floors, normalisers and the ids of the law of positions with filters."""
@@ -139,9 +157,11 @@ class Laws:
         )
         found = []
         for part in self._parts(filtered_F):
-            scaled_GW = self._scaled(part)
-            found.append(largest(scaled_GW, self.candidates))
-            self._sum(part, scaled_GW, found[-1][0][:, 0])
+            logits_GW = self.desk.put(self.logits_RV[part])
+            values_GC, ids_GC = largest(logits_GW, self.candidates)
+            self._meet(part, values_GC[:, 0])
+            found.append((self._scale(part, values_GC), ids_GC))
+            self._sum(part, self._scale(part, logits_GW), values_GC[:, 0])
         values_FC, ids_FC = (torch.cat(parts) for parts in zip(*found, strict=True))
         filters = Filters(self.normaliser_R[rows_F], top_k_F, top_p_F, min_p_F, self.size)
         floor_F, normaliser_F, decided_F = filters.cut(values_FC)
@@ -167,7 +187,7 @@ class Laws:
         """Natural logarithm of `probability`; -inf outside the law."""
         known_n = (tokens_n >= 0) & (tokens_n < self.size)
         tokens_n = torch.where(known_n, tokens_n, 0)
-        scaled_n = self.logits_RV[rows_n, tokens_n].to(self.dtype) / self.divisor_R[rows_n]
+        scaled_n = self._scaled_at(rows_n, self.logits_RV[rows_n, tokens_n])
         inside_n = torch.where(
             self.greedy_R[rows_n], tokens_n == self.best_R[rows_n], scaled_n >= self.floor_R[rows_n]
         )
@@ -183,14 +203,16 @@ class Laws:
         logs_nT = self.log_probability(places_nT.reshape(-1), ids_nT.reshape(-1)).view(ids_nT.shape)
         return self.log_probability(rows_n, tokens_n), ids_nT, logs_nT
 
+    def _scaled_at(self, rows: Tensor, logits: Tensor) -> Tensor:
+        return (logits.to(self.dtype) - self.shift_R[rows]) / self.divisor_R[rows]
+
     def _probs(self, scaled: Tensor, rows: Tensor) -> Tensor:
         inside = scaled >= self.floor_R[rows]
         return torch.where(inside, (scaled.double() - self.normaliser_R[rows]).exp(), 0.0)
 
     def whole(self, rows_n: Tensor) -> Tensor:
         """The laws at some positions over the vocabulary, `[n, V]` float64, summing to 1 up to rounding."""
-        scaled_nV = self.logits_RV[rows_n].to(self.dtype) / self.divisor_R[rows_n, None]
-        probs_nV = self._probs(scaled_nV, rows_n[:, None])
+        probs_nV = self._probs(self._scaled_at(rows_n[:, None], self.logits_RV[rows_n]), rows_n[:, None])
         one_hot_nV = torch.nn.functional.one_hot(self.best_R[rows_n], self.size).double()
         return torch.where(self.greedy_R[rows_n, None], one_hot_nV, probs_nV)
 
@@ -202,7 +224,7 @@ class Laws:
         size = min(size, self.size)
         values_RS, ids_RS = self.logits_RV.topk(size, dim=-1)
         rows_R1 = torch.arange(len(ids_RS), device=self.device)[:, None]
-        probs_RS = self._probs(values_RS.to(self.dtype) / self.divisor_R[:, None], rows_R1).float()
+        probs_RS = self._probs(self._scaled_at(rows_R1, values_RS), rows_R1).float()
         greedy_R1 = self.greedy_R[:, None]
         first_S = torch.arange(size, device=self.device) == 0
         probs_RS = torch.where(greedy_R1, first_S.float(), probs_RS)
@@ -290,7 +312,7 @@ class Laws:
         ids_nC = self.ids_RC[rows_n]
         known_nC = ids_nC < self.size
         inside_nC = torch.where(known_nC, ids_nC, 0)
-        scaled_nC = self.logits_RV[rows_n[:, None], inside_nC].to(self.dtype) / self.divisor_R[rows_n, None]
+        scaled_nC = self._scaled_at(rows_n[:, None], self.logits_RV[rows_n[:, None], inside_nC])
         return ids_nC, torch.where(known_nC, self._probs(scaled_nC, rows_n[:, None]), 0.0)
 
     def _tensor(self, array: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
