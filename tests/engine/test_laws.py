@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from pipeline import speculation
-from pipeline.engine.laws import CANDIDATES, SMALL_VOCABULARY, Decoding, Laws
+from pipeline.engine.laws import (
+    CANDIDATES,
+    MORE_CANDIDATES,
+    SMALL_VOCABULARY,
+    Decoding,
+    Filters,
+    Laws,
+    raw_log_probabilities,
+)
 from pipeline.records import SamplingParams
 from tests import oracle
 
@@ -254,8 +262,8 @@ def test_drawing_equals_drawing_from_the_whole_residual(vocabulary: int) -> None
     "filters", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"top_p": 0.8, "temperature": 1.0}]
 )
 def test_drawn_tokens_have_the_frequencies_of_the_law(filters: dict[str, Any]) -> None:
-    laws = laws_of(logits_of(1, 12, seed=4), [filters])
-    tokens = drawn(laws, np.zeros(20_000), np.random.default_rng(0).random(20_000))
+    laws = laws_of(logits_of(1, 12, seed=4).repeat(500, 0), [filters] * 500)  # as many are drawn from at once
+    tokens = drawn(laws, np.arange(20_000) % 500, np.random.default_rng(0).random(20_000))
     expected = oracle.filtered(laws.logits_RV[0].numpy(), **filters)
     counts = {(t,): int(n) for t, n in enumerate(np.bincount(tokens, minlength=12)) if n}
     assert oracle.g_test(counts, {(t,): p for t, p in enumerate(expected)}) > 1e-3
@@ -291,3 +299,261 @@ def test_bfloat16_logits_are_read_exactly() -> None:
     ours = Laws(logits, Decoding.of(params)).whole(torch.arange(2))
     wide = Laws(logits.double(), Decoding.of(params)).whole(torch.arange(2))
     assert (ours == wide).all()
+
+
+# temperatures of any size
+
+
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-46, 1e-38, 1e-20, 1e-6])
+def test_tiny_temperature_shares_all_mass_among_the_largest_logits(
+    temperature: float, filters: dict[str, Any], vocabulary: int
+) -> None:
+    """Nothing overflows, and two equal logits have half of the mass each: a residual needs the very numbers."""
+    logits = logits_of(2, vocabulary)
+    logits[0, [2, 5]] = logits.max() + 1
+    logits[1, 3] = logits.max() + 1
+    laws = laws_of(logits, [{"temperature": temperature, **filters}] * 2)
+    expected = np.zeros((2, vocabulary))
+    expected[0, [2, 5]], expected[1, 3] = 0.5, 1.0
+    assert laws.finite_R.all()
+    assert np.abs(whole(laws) - expected).max() < 1e-6
+    half_of_2 = (np.array([2]), np.array([0.5]))
+    assert drawn(laws, [0, 0, 0, 1], [0.0, 0.01, 0.99, 0.3], half_of_2).tolist() == [5, 5, 5, 3]
+
+
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1e308])
+def test_huge_temperature_is_flat_over_what_is_possible(temperature: float, vocabulary: int) -> None:
+    logits = logits_of(2, vocabulary)
+    logits[:, 4] = -np.inf
+    laws = laws_of(logits, [{"temperature": temperature}, {"temperature": temperature, "top_k": 2}])
+    law, best = whole(laws)
+    assert laws.finite_R.all()
+    assert law == pytest.approx(np.where(np.arange(vocabulary) == 4, 0, 1 / (vocabulary - 1)), rel=1e-5)
+    assert best[4] == 0
+    assert (best > 0).sum() >= 2
+    neighbours = laws_of(logits_of(2, vocabulary), [{"temperature": temperature}, {"temperature": 0.7}])
+    assert whole(neighbours)[1] == pytest.approx(oracle.filtered(logits_of(2, vocabulary)[1], 0.7), abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.7])
+def test_equal_logits_share_the_mass_when_float32_scales_them(temperature: float) -> None:
+    """Scaled logits in the hundreds of thousands would leave nothing of a normaliser's fraction."""
+    logits = torch.as_tensor(logits_of(1, 5000)).bfloat16()
+    logits[0, [7, 8, 9]] = 23.0
+    laws = Laws(logits, Decoding.of([SamplingParams(1, temperature=temperature)]))
+    rows = torch.zeros(1, dtype=torch.int64)
+    minus = torch.tensor([[7, 8]]), torch.tensor([[1 / 3, 1 / 3 - 1e-3]]).double()
+    tokens = [laws.draw(rows, *minus, torch.tensor([u]).double()).item() for u in (1e-4, 2e-3, 5e-3, 0.99)]
+    assert tokens == [8, 8, 9, 9]
+
+
+# flat laws, whose filters need more than the candidates
+
+
+FLAT: list[dict[str, Any]] = [
+    {"min_p": 0.4},
+    {"min_p": 0.7},
+    {"min_p": 1.0},
+    {"min_p": 0.4, "top_p": 0.7},
+    {"min_p": 0.75, "top_k": 3000},
+    *({"top_k": k, "top_p": p} for k in (300, 1000, 1023, 1024, 1025, 2000) for p in (0.2, 0.9, 0.999)),
+]
+
+
+@pytest.mark.parametrize("filters", FLAT)
+@pytest.mark.parametrize("temperature", [1.0, 1.7])
+def test_filters_of_flat_laws_keep_what_the_oracle_keeps(filters: dict[str, Any], temperature: float) -> None:
+    logits = logits_of(2, 6000, seed=5, spread=0.2)
+    laws = laws_of(logits, [{"temperature": temperature, **filters}] * 2)
+    for row, law in enumerate(whole(laws)):
+        expected = oracle.filtered(logits[row], temperature, **filters)
+        assert ((law > 0) == (expected > 0)).all()
+        assert np.abs(law - expected).max() < 1e-7
+    if filters == FLAT[0]:
+        assert ((whole(laws) > 0).sum(-1) > MORE_CANDIDATES).all()
+
+
+@pytest.mark.parametrize("border", [CANDIDATES, MORE_CANDIDATES])
+@pytest.mark.parametrize("kind", ["top_k", "top_p"])
+@pytest.mark.parametrize("reach", [-2, 0, 1, 40])
+def test_ties_across_the_candidates_are_kept(border: int, kind: str, reach: int) -> None:
+    """Equal logits from three places before the last candidate to `reach` places behind it, around a filter's end."""
+    logits = np.linspace(-9, -10, 6000)
+    first, last = border - 3, border + reach
+    logits[:first] = np.linspace(1, 0.5, first)
+    logits[first:last] = 0.0
+    ahead = oracle.softmax(logits)[:first].sum()
+    filters = {"top_k": first + 1} if kind == "top_k" else {"top_p": float(ahead + 1e-5)}
+    order = np.random.default_rng(0).permutation(6000)
+    logits = logits[order].astype(np.float32)
+    [law] = whole(laws_of(logits[None], [{"temperature": 1.0, **filters}]))
+    assert (law > 0).sum() == last
+    assert np.abs(law - kept_with_ties(logits, **filters)).max() < 1e-7
+
+
+def by_sorting(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> tuple[np.ndarray, float]:
+    """What is kept, and the normaliser, by plain sums in float64 over distinct values, best first."""
+    weights, kept = np.exp(scaled), np.ones(len(scaled), dtype=bool)
+    if top_k:
+        kept = scaled >= np.sort(scaled)[-top_k]
+    if top_p < 1:
+        _, place = np.unique(-scaled, return_inverse=True)
+        mass = np.bincount(place, np.where(kept, weights, 0.0))
+        better = np.cumsum(mass) - mass
+        kept &= (better < top_p * mass.sum())[place]
+    if min_p:
+        kept &= scaled >= scaled.max() + np.log(min_p)
+    return kept, float(np.log(weights[kept].sum()))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_floors_by_buckets_are_those_by_sorting(seed: int) -> None:
+    """In float64, so that both add the same numbers; coarse values make ties, some far apart, some impossible."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 3000))
+    scaled = rng.normal(size=size) * rng.choice([1e-9, 0.01, 1.0, 30.0])
+    if seed % 2:
+        scaled = np.round(scaled * 4) / 4
+    scaled[rng.random(size) < 0.1] = -np.inf
+    scaled[0] = 0.25
+    whole_mass = np.log(np.exp(scaled).sum())
+    for _ in range(4):
+        top_k = int(rng.choice([0, rng.integers(1, size)]))
+        top_p, min_p = float(rng.choice([1.0, rng.uniform(1e-3, 1)])), float(rng.choice([0.0, rng.random()]))
+        numbers = (torch.tensor([x], dtype=torch.float64) for x in (whole_mass, top_p, min_p))
+        whole_1, top_p_1, min_p_1 = numbers
+        filters = Filters(whole_1, torch.tensor([top_k]), top_p_1, min_p_1, size)
+        floor, normaliser = filters.reached(torch.tensor(scaled))
+        kept, expected = by_sorting(scaled, top_k, top_p, min_p)
+        possible = scaled > -np.inf
+        assert ((scaled >= floor.item()) & possible).tolist() == (kept & possible).tolist()
+        assert normaliser.item() == pytest.approx(expected, abs=1e-9)
+
+
+# log probabilities
+
+
+@pytest.mark.parametrize("vocabulary", [9, LARGE])
+@pytest.mark.parametrize("top", [0, 1, 5, 10**5])
+def test_log_probabilities_and_alternatives_are_those_of_the_law(vocabulary: int, top: int) -> None:
+    logits = logits_of(len(FILTERS), vocabulary)
+    logits[0, 3] = logits[0, 6] = logits[0].max() + 1  # greedy: the first of equals comes first
+    laws = laws_of(logits, FILTERS)
+    rows = torch.arange(len(FILTERS)).repeat(2)
+    tokens = torch.as_tensor(np.random.default_rng(2).integers(0, vocabulary, len(rows)))
+    chosen, ids, logs = laws.log_probabilities(rows, tokens, top)
+    law_nV = laws.whole(rows)
+    assert ids.shape == logs.shape == (len(rows), min(top, vocabulary))
+    torch.testing.assert_close(chosen, law_nV.gather(1, tokens[:, None])[:, 0].log(), rtol=0, atol=1e-9)
+    known = ids >= 0  # a place without a token has no probability either
+    expected = torch.where(known, law_nV.gather(1, ids.clamp(min=0)), 0.0).log()
+    torch.testing.assert_close(logs, expected, rtol=0, atol=1e-9)
+    best = law_nV.sort(-1, descending=True).values[:, : ids.shape[1]]
+    torch.testing.assert_close(logs, best.log(), rtol=0, atol=1e-9)
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+    if top:
+        assert ids[0, 0] == 3
+
+
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_raw_log_probabilities_are_those_of_log_softmax(vocabulary: int, dtype: torch.dtype) -> None:
+    logits = torch.as_tensor(logits_of(7, vocabulary, spread=6.0)).to(dtype)
+    logits[2, 1] = -torch.inf
+    rows = torch.tensor([0, 2, 2, 6, 5, 4, 3, 3, 1])
+    tokens = torch.as_tensor(np.random.default_rng(0).integers(0, vocabulary, len(rows)))
+    tokens[1] = 1
+    expected = logits.double().log_softmax(-1)[rows]
+    for top in (0, 1, 6, 10**5):
+        chosen, ids, logs = raw_log_probabilities(logits, rows, tokens, top)
+        torch.testing.assert_close(chosen, expected.gather(1, tokens[:, None])[:, 0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(logs, expected.gather(1, ids), rtol=0, atol=1e-5)
+        torch.testing.assert_close(logs, expected.topk(min(top, vocabulary)).values, rtol=0, atol=1e-5)
+    empty = raw_log_probabilities(logits, rows[:0], tokens[:0], 2)
+    assert [x.shape for x in empty] == [(0,), (0, 2), (0, 2)]
+
+
+# drawing by the rules block and coupled
+
+
+MANY_AND_FEW: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 400}, {"temperature": 0.6}]
+
+
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+def test_drawing_with_a_scale_equals_drawing_from_the_whole_residual(vocabulary: int) -> None:
+    """Scales of the rule `block`, among them one that leaves nothing of the law, which is then drawn from itself."""
+    rng = np.random.default_rng(vocabulary)
+    laws = laws_of(logits_of(len(MANY_AND_FEW), vocabulary), [{"temperature": 1.0, **f} for f in MANY_AND_FEW])
+    rows = torch.as_tensor(rng.integers(0, len(MANY_AND_FEW), 300))
+    law_nV = laws.whole(rows)
+    probs, ids = law_nV.topk(6)
+    probs = probs * torch.as_tensor(rng.uniform(0.2, 1.0, probs.shape))
+    ids[:, 3] = -1
+    probs[:, 3] = 0.0
+    scale = torch.as_tensor(rng.uniform(0.3, 1.0, len(rows)))
+    scale[::7] = 0.0
+    uniforms = torch.as_tensor(rng.random(len(rows)))
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
+    ours = laws.draw(rows, ids, probs, uniforms, scale)
+    residual = speculation.subtract(law_nV, ids, probs, scale)
+    assert (ours == speculation.draw(residual, uniforms)).float().mean() > 0.99
+    assert (residual.gather(1, ours[:, None]) > 0).all()
+
+
+def raced(laws: Laws, row: int, draws: int, seed: int = 0) -> np.ndarray:
+    keys = np.tile(np.array([seed, 5, 6], dtype=np.uint64), (draws, 1))
+    return laws.race(torch.full((draws,), row), keys, np.arange(draws)).numpy()
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4}, {"top_p": 0.8}])
+def test_raced_tokens_have_the_frequencies_of_the_law(filters: dict[str, Any]) -> None:
+    laws = laws_of(logits_of(1, 12, seed=4), [{"temperature": 1.0, **filters}])
+    [law] = whole(laws)
+    tokens = raced(laws, 0, 3000)
+    counts = {(t,): int(n) for t, n in enumerate(np.bincount(tokens, minlength=12)) if n}
+    assert oracle.g_test(counts, {(t,): p for t, p in enumerate(law)}) > 1e-3
+    warmer = oracle.filtered(laws.logits_RV[0].numpy(), 1.3, **filters)
+    assert oracle.g_test(counts, {(t,): p for t, p in enumerate(warmer)}) < 1e-3
+
+
+def test_race_is_the_same_whether_the_law_lies_on_few_or_on_many() -> None:
+    """One law three times: on listed ids, over the vocabulary, and in a small vocabulary; greedy rows do not race."""
+    logits = np.full((4, 5000), -np.inf)
+    logits[:, 3000:3300] = logits_of(1, 300, seed=8, spread=1.0)
+    logits[:, 3250:3300] = -np.inf
+    filters = [{"temperature": 1.0, "top_k": 250}, {"temperature": 1.0}, {"temperature": 1.0, "min_p": 1e-9}, {}]
+    laws = laws_of(logits, filters)
+    few = laws.few_R.tolist()
+    assert few[0] or few[2]
+    assert not few[1]
+    expected = raced(laws, 1, 60)
+    assert len(set(expected.tolist())) > 20
+    for row in (0, 2):
+        assert raced(laws, row, 60).tolist() == expected.tolist()
+    small = Laws(laws.logits_RV[1:2, :4000], Decoding.of([SamplingParams(1, temperature=1.0)]))
+    assert raced(small, 0, 60).tolist() == expected.tolist()
+    assert set(raced(laws, 3, 5).tolist()) == {int(logits[3].argmax())}
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+@pytest.mark.parametrize("vocabulary", [9, 5000])
+def test_extreme_noise_never_lets_an_impossible_token_win(
+    u: float, vocabulary: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same noise for all: the likeliest wins. The extreme for the impossible ones alone: these still lose."""
+    logits = np.full((2, vocabulary), -np.inf)
+    logits[:, 5:8] = [0.0, 2.0, 1.0]
+    laws = laws_of(logits, [{"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
+    for row in (0, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.engine.laws.coupled_uniforms", lambda keys, places, ids: np.full(np.shape(ids), u))
+            assert set(raced(laws, row, 3).tolist()) == {6}
+            patch.setattr(
+                "pipeline.engine.laws.coupled_uniforms",
+                lambda keys, places, ids: np.where(np.isin(ids, (6, 7)), 0.5, 0.0),
+            )
+            expected = 5 if row == 0 else 6
+            assert set(raced(laws, row, 3).tolist()) == {expected}
