@@ -276,9 +276,10 @@ def cache_context(config: JobConfig, setup: Setup, prompts: Prompts) -> int:
 
 
 def memory_for(config: JobConfig, setup: Setup, context: int) -> Memory:
-    """Target and draft in one process; apart, each worker needs less."""
-    slots = setup.limits.slots
-    weights, cache = memory_of(setup.target, config.target.dtype, setup.device, slots, context)
+    """Target and draft in one process; apart, each worker needs less. A target of several ranks: one rank's part."""
+    slots, ranks = setup.limits.slots, max(config.target.gpus, 1)
+    whole = memory_of(setup.target, config.target.dtype, setup.device, slots, context)
+    weights, cache = (-(-count // ranks) for count in whole)
     if setup.draft is not None:
         more = memory_of(setup.draft, config.draft[0].dtype, setup.device, slots, context)
         weights, cache = weights + more[0], cache + more[1]
