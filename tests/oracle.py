@@ -89,6 +89,50 @@ def filtered(
     return softmax(scores)
 
 
+def edited(
+    logits: np.ndarray,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    eos: Sequence[int] = (),
+    *,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    bad_words: Sequence[Sequence[int]] = (),
+    min_new_tokens: int = 0,
+    ignore_eos: bool = False,
+) -> np.ndarray:
+    """The logits of one position after every edit, in order; `answer` is all that was generated before it."""
+    scores = [float(x) for x in logits]
+    text = [*prompt, *answer]
+    for token, bias in (logit_bias or {}).items():
+        scores[token] += bias
+    for token in range(len(scores)):
+        if token in text:
+            scores[token] *= repetition_penalty if scores[token] < 0 else 1.0 / repetition_penalty
+        count = sum(1 for other in answer if other == token)
+        scores[token] -= frequency_penalty * count + (presence_penalty if count else 0.0)
+    for *head, last in bad_words:
+        stands = len(head) <= len(text) and all(text[len(text) - len(head) + i] == x for i, x in enumerate(head))
+        if stands and last < len(scores):
+            scores[last] = -math.inf
+    if len(answer) < min_new_tokens and not ignore_eos:
+        for token in eos:
+            if token < len(scores):
+                scores[token] = -math.inf
+    return np.array(scores)
+
+
+def race(law: Law, uniforms: np.ndarray) -> int:
+    """The token whose exponential clock of rate p(x) rings first, one uniform in [0, 1) per token."""
+    winner, shortest = -1, math.inf
+    for token, (p, u) in enumerate(zip(law, uniforms, strict=True)):
+        if p > 0 and (winner < 0 or -math.log1p(-u) / p < shortest):
+            winner, shortest = token, -math.log1p(-u) / p
+    return winner
+
+
 def softmax(scores: np.ndarray) -> Law:
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()

@@ -17,6 +17,7 @@ from pipeline.speculation import (
     draw,
     judge_ratio,
     match,
+    race,
     read,
     residual,
     subtract,
@@ -458,6 +459,88 @@ def test_drawing_at_the_very_end_survives_sums_that_fall_short_of_one() -> None:
 def test_a_law_without_finite_mass_draws_minus_one() -> None:
     law = torch.tensor([[0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [0.0, 2.0]], dtype=torch.float64)
     assert draw(law, torch.full((4,), 0.5)).tolist() == [-1, -1, -1, 1]
+
+
+# ----------------------------------------------------------------------------------------------------- racing
+
+
+def raced(laws: np.ndarray, numbers: np.ndarray) -> list[int]:
+    """One race per row of `numbers` over all tokens of the laws."""
+    law_BV = torch.as_tensor(np.broadcast_to(laws, numbers.shape).copy())
+    ids_BV = torch.arange(numbers.shape[1]).expand(numbers.shape)
+    return race(ids_BV, law_BV.log(), torch.as_tensor(numbers)).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "law",
+    [[0.6, 0.4], [0.05, 0.0, 0.5, 0.15, 0.3, 0.0], [0.9989, 0.001, 0.0001], [1 / 40] * 40],
+)
+def test_races_are_won_as_often_as_the_law_says(law: list[float]) -> None:
+    count = 40_000
+    tokens = raced(np.array(law), np.random.default_rng(len(law)).random((count, len(law))))
+    counts = {(t,): int(n) for t, n in enumerate(np.bincount(tokens, minlength=len(law))) if n}
+    assert oracle.g_test(counts, {(t,): p for t, p in enumerate(law)}) > 1e-3
+    wrong = normalised(np.array(law) + np.eye(len(law))[-1] * 0.03)
+    assert oracle.g_test(counts, {(t,): float(p) for t, p in enumerate(wrong)}) < 1e-3
+
+
+def test_races_are_the_oracles_clocks() -> None:
+    rng = np.random.default_rng(3)
+    laws = np.stack([Tabular(seed, 30, zeros=0.5, sharpness=3.0)(()) for seed in range(200)])
+    numbers = rng.random(laws.shape)
+    assert raced(laws, numbers) == [oracle.race(law, u) for law, u in zip(laws, numbers, strict=True)]
+
+
+@pytest.mark.parametrize("ends", [[0.0, 0.0], [BELOW_ONE, BELOW_ONE], [0.0, BELOW_ONE], [2.0**-53, 0.0]])
+def test_race_is_harmless_at_the_ends_of_the_uniforms(ends: list[float]) -> None:
+    """Whatever numbers fall to whom, an impossible token never wins; equal numbers favour the likelier token."""
+    rng = np.random.default_rng(0)
+    for law in ([0.0, 0.3, 0.0, 0.7, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 1e-300, 0.0, 1.0, 0.0]):
+        tokens = raced(np.array(law), rng.choice(ends, (300, 5)))
+        assert set(tokens) <= set(np.flatnonzero(law).tolist())
+    for u in (0.0, BELOW_ONE):
+        assert raced(np.array([0.0, 0.3, 0.0, 0.7]), np.full((1, 4), u)) == [3]
+    assert raced(np.array([1e-3, 1 - 1e-3]), np.array([[0.0, BELOW_ONE]])) == [0]
+    assert raced(np.array([0.0, 1.0]), np.array([[0.0, BELOW_ONE]])) == [1]
+
+
+def test_race_looks_at_numbers_of_one_step_of_53_bits() -> None:
+    """The smallest uniforms decide: neighbours there are told apart, so that V = 151,936 has no ties."""
+    law = np.full(4, 0.25)
+    assert raced(law, np.array([[3, 2, 1, 2]]) * 2.0**-53) == [2]
+    assert raced(law, np.array([[1, 1, 0, 1]]) * 2.0**-53) == [2]
+
+
+def test_race_over_the_support_is_that_over_the_whole_law_in_any_order() -> None:
+    rng = np.random.default_rng(5)
+    for seed in range(100):
+        law, numbers = Tabular(seed, 50, zeros=0.7)(()), rng.random((1, 50))
+        support = rng.permutation(np.flatnonzero(law))
+        padded = np.concatenate([support, [-1, -1]])
+        logs = np.concatenate([np.log(law[support]), [-np.inf, -np.inf]])
+        some = race(*(torch.as_tensor(x)[None] for x in (padded, logs, np.append(numbers[0, support], [0.0, 0.0]))))
+        assert some.tolist() == raced(law, numbers)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.5])
+def test_close_laws_that_race_with_the_same_numbers_agree_often(noise: float) -> None:
+    """At least (1 - d) / (1 + d) of the time for laws at total variation d (Daliri et al. 2024, theorem 1)."""
+    rng = np.random.default_rng(1)
+    p = Tabular(1, 20, sharpness=1.5)(())
+    q = normalised(p * np.exp(noise * rng.normal(size=20)))
+    numbers, others = rng.random((20_000, 20)), rng.random((20_000, 20))
+    d = float(np.abs(p - q).sum() / 2)
+    agree = np.mean(np.array(raced(p, numbers)) == raced(q, numbers))
+    assert agree > (1 - d) / (1 + d) - 0.01
+    assert agree > np.mean(np.array(raced(p, numbers)) == raced(q, others)) + 0.2
+
+
+def test_race_of_a_row_without_a_law_leaves_its_neighbours_alone() -> None:
+    laws = np.array([[0.2, 0.8], [np.nan, np.nan], [0.0, 0.0], [0.2, 0.8]])
+    numbers = np.array([[0.1, 0.1], [0.1, 0.1], [0.1, 0.1], [0.0, 0.9]])
+    tokens = raced(laws, numbers)
+    assert (tokens[0], tokens[3]) == (1, 0)
+    assert all(0 <= token < 2 for token in tokens)
 
 
 # ------------------------------------------------------------------------------------------------- properties

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from pipeline.engine import edits
@@ -25,6 +29,7 @@ from pipeline.engine.laws import Decoding, Laws
 from pipeline.engine.token_store import TokenStore
 from pipeline.messages import Feed, Opening
 from pipeline.records import SamplingParams
+from tests import oracle
 
 SMALL, LARGE = 11, 5000
 TOLERANCE = {SMALL: 1e-12, LARGE: 1e-5}
@@ -96,6 +101,24 @@ def by_processors(logits_V: Tensor, row: Row, head: list[int], eos: Sequence[int
     return scores_1V[0]
 
 
+def by_loops(logits_V: Tensor, row: Row, head: list[int], eos: Sequence[int]) -> Tensor:
+    """One position as the oracle edits it."""
+    params, prompt = row.params, len(row.prompt)
+    names = (
+        "logit_bias",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_new_tokens",
+        "ignore_eos",
+    )
+    changes = {name: getattr(params, name) for name in names}
+    scores_V = oracle.edited(
+        logits_V.double().numpy(), head[:prompt], head[prompt:], eos, bad_words=row.bad_words, **changes
+    )
+    return torch.as_tensor(scores_V)
+
+
 def assert_edited(rows: Sequence[Row], vocabulary: int, eos: Sequence[int] = (), seed: int = 0) -> None:
     logits_RV = logits_of(rows, vocabulary, seed)
     untouched = logits_RV.clone()
@@ -103,8 +126,8 @@ def assert_edited(rows: Sequence[Row], vocabulary: int, eos: Sequence[int] = (),
     places = [(row, head) for row in rows for head in row.heads]
     assert len(ours_RV) == len(places)
     for r, (row, head) in enumerate(places):
-        expected_V = by_processors(logits_RV[r], row, head, eos)
-        torch.testing.assert_close(ours_RV[r].double(), expected_V, rtol=0, atol=TOLERANCE[vocabulary])
+        for expected_V in (by_processors(logits_RV[r], row, head, eos), by_loops(logits_RV[r], row, head, eos)):
+            torch.testing.assert_close(ours_RV[r].double(), expected_V, rtol=0, atol=TOLERANCE[vocabulary])
     assert (logits_RV == untouched).all()
 
 
@@ -325,6 +348,72 @@ def test_any_parameters_and_histories_are_edited_as_transformers_does(
     rows: list[Row], eos: tuple[int, ...], seed: int, vocabulary: int
 ) -> None:
     assert_edited(rows, vocabulary, eos, seed)
+
+
+WARPED: dict[str, Row] = {
+    "everything": Row(
+        params_of(
+            temperature=0.7,
+            top_k=7,
+            top_p=0.9,
+            min_p=0.05,
+            repetition_penalty=1.3,
+            presence_penalty=0.5,
+            frequency_penalty=0.2,
+            logit_bias={4: 2.5, 8: -100.0},
+            min_new_tokens=6,
+        ),
+        **REPEATING,
+        bad_words=((3,), (4, 5)),
+    ),
+    "warm": Row(params_of(temperature=1.6, min_p=0.1, repetition_penalty=1.3), **REPEATING),
+    "nucleus": Row(params_of(temperature=1.0, top_p=0.6, presence_penalty=3.0), **REPEATING, bad_words=((5, 2),)),
+    "top-k": Row(params_of(temperature=1.0, top_k=3, min_new_tokens=6), **REPEATING),
+    "no filter": Row(params_of(temperature=0.5, logit_bias={1: 4.0}), **REPEATING),
+    "nothing to edit": Row(params_of(temperature=0.9, top_p=0.7, min_p=0.01), **REPEATING),
+}
+
+
+@both_vocabularies
+def test_law_at_every_position_is_that_of_transformers_chain(vocabulary: int) -> None:
+    """Processors, then temperature, top-k, top-p and min-p, in the order in which `generate` has them."""
+    rows, eos = list(WARPED.values()), (0, 7)
+    places = [(row, head) for row in rows for head in row.heads]
+    logits_RV = logits_of(rows, vocabulary, seed=5)
+    laws = laws_of(logits_RV, rows, eos)
+    ours_RV = laws.whole(torch.arange(len(logits_RV)))
+    for r, (row, head) in enumerate(places):
+        p, ids_1T = row.params, torch.tensor([head])
+        scores_1V = by_processors(logits_RV[r], row, head, eos)[None]
+        scores_1V = TemperatureLogitsWarper(p.temperature)(ids_1T, scores_1V)
+        scores_1V = TopKLogitsWarper(p.top_k)(ids_1T, scores_1V) if p.top_k else scores_1V
+        scores_1V = TopPLogitsWarper(p.top_p)(ids_1T, scores_1V) if p.top_p < 1 else scores_1V
+        scores_1V = MinPLogitsWarper(p.min_p)(ids_1T, scores_1V) if p.min_p else scores_1V
+        expected_V = scores_1V[0].softmax(-1)
+        assert ((ours_RV[r] > 0) == (expected_V > 0)).all()
+        torch.testing.assert_close(ours_RV[r], expected_V, rtol=0, atol=TOLERANCE[vocabulary])
+
+
+@both_vocabularies
+def test_word_that_ends_with_eos_is_banned_beside_the_minimum_length(vocabulary: int) -> None:
+    """EOS is banned behind 5 by the word, and at the first position by the length, whatever comes first."""
+    row = Row(params_of(min_new_tokens=1), drafted=(4, 5, 4), bad_words=((5, 7), (7,), (4, 4, 7)))
+    assert_edited([row], vocabulary, eos=(7,))
+    row = Row(params_of(min_new_tokens=1), drafted=(4, 5, 4), bad_words=((5, 7),))
+    assert_edited([row], vocabulary, eos=(7,))
+    ours_RV = edited_rows(logits_of([row], vocabulary), [row], (7,))
+    assert [torch.nonzero(r.isinf())[:, 0].tolist() for r in ours_RV] == [[7], [], [7], []]
+
+
+@both_vocabularies
+@pytest.mark.parametrize(
+    "kind", ["penalties after each other", "bias", "reward for repetition", "words of one to three"]
+)
+def test_impossible_tokens_stay_impossible_under_every_edit(kind: str, vocabulary: int) -> None:
+    row = SINGLE[kind]
+    logits_RV = logits_of([row], vocabulary)
+    logits_RV[:, 1::2] = -torch.inf
+    assert (edited_rows(logits_RV, [row])[:, 1::2] == -torch.inf).all()
 
 
 # ---------------------------------------------------------------------------------------------------- planted bugs
