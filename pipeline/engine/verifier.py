@@ -211,7 +211,7 @@ def _scores(
     if not wanted.any():
         return None
     device, width = laws.device, drafted.tokens_BK.shape[1] + 1
-    top = max(o.params.top_logprobs for o in openings)
+    top = min(max(o.params.top_logprobs for o in openings if o.params.logprobs != "none"), laws.size)
     within_K = torch.arange(width, device=device)
     asked_B = torch.as_tensor(wanted, device=device) & (next_B >= 0)
     rows, at = torch.nonzero((within_K <= accepted_B[:, None]) & asked_B[:, None], as_tuple=True)

@@ -116,6 +116,13 @@ def test_alternatives_are_the_likeliest_tokens_in_order(rule: Rule, kind: str, l
     assert seen > 60
 
 
+@pytest.mark.parametrize("logprobs", ["raw", "law"])
+def test_more_alternatives_than_tokens_cost_no_more_than_all_of_them(logprobs: str) -> None:
+    """A table as wide as was asked for would not fit any memory."""
+    many, all_of_them = (requests(logprobs, top_logprobs=top)[:2] for top in (2**62, VOCABULARY))
+    assert answers(many, "ratio", "ngram") == answers(all_of_them, "ratio", "ngram")
+
+
 def test_rows_of_one_batch_get_what_each_asked_for() -> None:
     """None, raw, law and another number of alternatives, side by side; the texts are those without."""
     asked = [
