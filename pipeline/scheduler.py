@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Sequence as SequenceOfTokens
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Protocol
@@ -22,12 +23,13 @@ import numpy as np
 
 from pipeline.messages import Opening, PrefixCopy, Scores, VerifyReply, VerifyRequest
 from pipeline.randomness import philox_key
-from pipeline.records import Completion, CompletionStats, FinishReason, Request
+from pipeline.records import Completion, CompletionStats, FinishReason, Request, SamplingParams
 from pipeline.sequence import Alternatives, Sequence
 from pipeline.step import Plan, Row
 from pipeline.stopping import StopWatch
 
 _INTEGERS = 2**63  # what a tensor holds
+MOST_SAMPLES = 2**20  # each is a sequence in the queue: a slip of the pen must not take all memory
 
 
 class Wording(Protocol):
@@ -47,11 +49,19 @@ def _whole(least: int, below: float = math.inf) -> Callable[[Any], bool]:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value))
+    try:
+        return isinstance(value, Real) and math.isfinite(float(value))
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def _texts(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(text, str) and text for text in value)
+    return isinstance(value, tuple | list) and all(isinstance(text, str) and _writable(text) for text in value)
+
+
+def _writable(text: str) -> bool:
+    """Not empty, and without a lone surrogate, which no text holds and no tokenizer takes."""
+    return bool(text) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _stops(value: Any) -> bool:
@@ -71,12 +81,13 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, Mapping) and all(_whole(0)(k) and _number(v) for k, v in value.items()),
         "token ids with finite numbers",
     ),
-    "stop": (_stops, "a tuple of texts, none of them empty or with U+FFFD"),
-    "n": (_whole(1), "a whole number, at least 1"),
-    "logprobs": (lambda value: value in ("none", "raw", "law"), "none, raw or law"),
+    "stop": (_stops, "a tuple of texts, none of them empty, with U+FFFD or with a lone surrogate"),
+    "ignore_eos": (lambda value: isinstance(value, bool | np.bool_), "true or false"),
+    "n": (_whole(1, MOST_SAMPLES + 1), f"a whole number from 1 to {MOST_SAMPLES}"),
+    "logprobs": (lambda value: isinstance(value, str) and value in ("none", "raw", "law"), "none, raw or law"),
     "top_logprobs": (_whole(0, _INTEGERS), "a whole number, at least 0"),
-    "bad_words": (_texts, "a tuple of texts, none of them empty"),
-    "min_new_tokens": (_whole(0), "a whole number, at least 0"),
+    "bad_words": (_texts, "a tuple of texts, none of them empty or with a lone surrogate"),
+    "min_new_tokens": (_whole(0, _INTEGERS), "a whole number, at least 0"),
 }
 
 SHORTEST_COPY = 8  # tokens; a shorter common prefix is cheaper to compute again than to copy
@@ -144,7 +155,8 @@ class Scheduler:
         """
         problem = self._problem(request)
         if problem is not None:
-            samples = request.params.n if _whole(1)(request.params.n) else 1
+            wanted = getattr(request.params, "n", 1)
+            samples = wanted if _RANGES["n"][0](wanted) else 1
             self.rejected += [(request, sample, failed(request, problem)) for sample in range(samples)]
             return
         prompt, params = len(request.prompt_token_ids), request.params
@@ -163,7 +175,7 @@ class Scheduler:
                     handle=self._handles,
                     request=request,
                     opening=Opening(self._handles, key, params, bad_words),
-                    limit=min(prompt + params.max_new_tokens, self.limits.context),
+                    limit=min(prompt + int(params.max_new_tokens), self.limits.context),  # numpy's may wrap around
                     watch=watch,
                     sample=sample,
                 )
@@ -176,14 +188,18 @@ class Scheduler:
 
     def _problem(self, request: Request) -> str | None:
         tokens = request.prompt_token_ids
-        if not tokens:
+        if not isinstance(tokens, SequenceOfTokens | np.ndarray) or not all(isinstance(t, Integral) for t in tokens):
+            return "the prompt is no list of token ids"
+        if len(tokens) == 0:
             return "the prompt has no tokens"
         if len(tokens) >= self.limits.context:
             return f"the prompt has {len(tokens)} tokens, the context {self.limits.context}: no room for an answer"
+        if not isinstance(request.params, SamplingParams):
+            return f"the request's params are {type(request.params).__name__}: they must be SamplingParams"
         for name, (fits, meaning) in _RANGES.items():
             value = getattr(request.params, name)
             if not fits(value):
-                return f"{name} is {value!r}: it must be {meaning}"
+                return f"{name} is {_brief(value)}: it must be {meaning}"
         if self.wording is None and (request.params.stop or request.params.bad_words):
             return "stop strings and bad words need a tokenizer, and this engine has none"
         bound = self.limits.vocabulary
@@ -224,9 +240,12 @@ class Scheduler:
                 continue
             drafts = drafting and self._drafted(sequence)
             if start == 0:
-                start = self._share(sequence, "target", residents, len(sequence.tokens) - 1, target_copies)
-                if drafts:  # the drafter follows the target's feeds and is never ahead of them
-                    draft_start = self._share(sequence, "draft", residents, start, draft_copies)
+                most = len(sequence.tokens) - 1
+                if drafts:  # no more than the drafter can share too, or whether the first block is drafted, and with
+                    most = max(_held(sequence, "draft", residents, most))  # it the text, would be the neighbours' doing
+                start = self._share(sequence, "target", residents, most, target_copies)
+                if drafts:
+                    draft_start = self._share(sequence, "draft", residents, start, draft_copies, least=1)
                 residents[sequence.slot] = Resident(sequence.tokens, start, draft_start)
             end = len(sequence.tokens) if decoding else min(len(sequence.tokens), start + budget)
             row = self._row(sequence, start, end, draft_start, drafts, draft_budget)
@@ -306,12 +325,21 @@ class Scheduler:
             self.running.append(sequence)
 
     def _share(
-        self, sequence: Sequence, model: str, residents: list[Resident], most: int, copies: list[PrefixCopy]
+        self,
+        sequence: Sequence,
+        model: str,
+        residents: list[Resident],
+        most: int,
+        copies: list[PrefixCopy],
+        least: int = SHORTEST_COPY,
     ) -> int:
-        """Tokens a new sequence need not feed, since a slot holds them (DESIGN section 4); adds the copy needed."""
-        held = [min(_common(r.tokens, sequence.tokens), getattr(r, model), most) for r in residents]
+        """Tokens a new sequence need not feed, since a slot holds them (DESIGN section 4); adds the copy needed.
+
+        A copy must bring `least` tokens more than the sequence's own slot holds.
+        """
+        held = _held(sequence, model, residents, most)
         source = int(np.argmax(held))
-        if held[source] >= held[sequence.slot] + SHORTEST_COPY:
+        if held[source] >= held[sequence.slot] + least:
             copies.append(PrefixCopy(source, sequence.slot, held[source]))
             return held[source]
         return held[sequence.slot]
@@ -363,6 +391,11 @@ def _scored(scores: Scores, b: int, tokens: int) -> tuple[list[float], list[Alte
     return [float(p) for p in scores.logprobs[b][:tokens]], alternatives
 
 
+def _held(sequence: Sequence, model: str, residents: list[Resident], most: int) -> list[int]:
+    """How many of a sequence's first tokens each slot holds for a model, up to `most`."""
+    return [min(_common(r.tokens, sequence.tokens), getattr(r, model), most) for r in residents]
+
+
 def _common(a: list[int], b: list[int]) -> int:
     """Length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
@@ -377,8 +410,17 @@ def _common(a: list[int], b: list[int]) -> int:
     return low
 
 
+def _brief(value: Any) -> str:
+    """What somebody gave, as far as it fits into a line; a number may have too many digits to be written at all."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of very many digits"
+    return text if len(text) <= 100 else text[:97] + "…"
+
+
 def failed(request: Request, problem: str) -> Completion:
     """The answer to a request that can't be decoded."""
-    stats = CompletionStats(prompt_tokens=len(request.prompt_token_ids))
+    prompt = request.prompt_token_ids
+    stats = CompletionStats(prompt_tokens=len(prompt) if isinstance(prompt, Sized) else 0)
     return Completion(request.key, [], "", FinishReason.ERROR, None, stats, error=problem)
-

@@ -119,12 +119,18 @@ def remembers_nothing_undone(self: Scheduler, plan: Plan) -> None:
 
 
 def shares_whatever_was_once_there(
-    self: Scheduler, sequence: Sequence, model: str, residents: list[Resident], most: int, copies: list[PrefixCopy]
+    self: Scheduler,
+    sequence: Sequence,
+    model: str,
+    residents: list[Resident],
+    most: int,
+    copies: list[PrefixCopy],
+    least: int = SHORTEST_COPY,
 ) -> int:
     """Looks at the tokens of a slot, not at how many of them are valid in this model's cache."""
     held = [min(_common(r.tokens, sequence.tokens), most) for r in residents]
     source = int(np.argmax(held))
-    if held[source] >= held[sequence.slot] + SHORTEST_COPY:
+    if held[source] >= held[sequence.slot] + least:
         copies.append(PrefixCopy(source, sequence.slot, held[source]))
         return held[source]
     return held[sequence.slot]
@@ -372,6 +378,19 @@ def test_slot_that_begins_alike_is_chosen_and_needs_no_copy() -> None:
     assert [(r.sequence.slot, r.target_start) for r in plan.rows] == [(1, 9)]
 
 
+def test_prefix_that_the_drafter_does_not_hold_is_fed_to_both() -> None:
+    """Else whether the first block is drafted, and with it the text, would depend on who was there before."""
+    prompt = list(range(40))
+    made = Scheduler(Limits(2, 200, 4, 24, draft_context=60), (), 0, draft_chunk=24)
+    made.residents[0] = Resident([*prompt, *range(100, 140)], target=80)  # too long for the drafter
+    made.residents[1] = Resident(prompt[:9], target=5, draft=9)
+    made.submit(request("b", [*prompt, 90]))
+    for _ in range(2):
+        [b] = planned(made).rows
+        assert (b.target_start, b.target_end) == (b.draft_start, b.draft_end)
+        advance(made, planned(made))
+
+
 def test_long_sequence_beyond_the_drafters_context_leaves_no_claim_on_its_slots() -> None:
     """Its copy would never be made, since the drafter is not asked about it; who came next relied on it."""
     prompt = list(range(20))
@@ -406,6 +425,12 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
         (request("a", [1, 50]), "outside"),
         (request("a", [-1]), "outside"),
         *(
+            (request("a", prompt), "no list of token ids")
+            for prompt in (None, "text", [1.5], ["1"], [None], [math.nan])  # type: ignore[arg-type]
+        ),
+        (Request("a", [1], None), "params"),  # type: ignore[arg-type]
+        (Request("a", [], None), "no tokens"),  # type: ignore[arg-type]
+        *(
             (Request("a", [1], SamplingParams(**{"max_new_tokens": 4, name: value})), name)  # type: ignore[arg-type]
             for name, value in [
                 ("max_new_tokens", 2.5),
@@ -435,6 +460,15 @@ def test_rows_that_catch_up_share_the_drafters_chunk() -> None:
                 ("logprobs", "all"),
                 ("top_logprobs", -1),
                 ("min_new_tokens", -1),
+                ("min_new_tokens", 2**63),
+                ("temperature", 10**400),
+                ("logit_bias", {3: 10**400}),
+                ("top_p", -(10**5000)),
+                ("n", 10**12),
+                ("ignore_eos", "no"),
+                ("logprobs", np.array(["raw", "law"])),
+                ("stop", ("\ud83d",)),
+                ("bad_words", ("\ud83d",)),
             ]
         ),
     ],
@@ -447,6 +481,14 @@ def test_request_that_cannot_be_decoded_is_answered_with_the_reason(bad: Request
     assert completion.finish_reason is FinishReason.ERROR
     assert words in (completion.error or "")
     assert made.take_rejected() == []
+
+
+@pytest.mark.parametrize("wanted", [np.uint8(200), np.int64(200), True])
+def test_numbers_of_numpy_are_numbers(wanted: Any) -> None:
+    """A byte of numpy's wraps around where a prompt's length is added to it."""
+    made = scheduler([request("a", np.array([1] * 90), wanted), request("b", (1, 2), 4)])  # type: ignore[arg-type]
+    assert made.take_rejected() == []
+    assert [s.limit for s in made.waiting] == [90 + min(int(wanted), 10), 6]
 
 
 def test_spread_proposal_keeps_each_row_its_own() -> None:
