@@ -251,7 +251,7 @@ class TaskConfig(Section):
     bad_words: tuple[Text, ...] = Field((), description="Texts that an answer must not hold.")
     min_new_tokens: int = Field(0, ge=0, description="No end of text before this many tokens.")
     stop: tuple[Text, ...] = Field((), description="Texts that end an answer; they are not part of it.")
-    n: Count = Field(1, description="Samples per document; more than one makes the answer a list.")
+    n: int = Field(1, ge=1, le=1024, description="Samples per document; more than one makes the answer a list.")
     logprobs: Literal["none", "raw", "law"] = Field(
         "none", description="Log probabilities of the model as it is (raw), or after all filters (law)."
     )
