@@ -509,6 +509,7 @@ def test_race_looks_at_numbers_of_one_step_of_53_bits() -> None:
     law = np.full(4, 0.25)
     assert raced(law, np.array([[3, 2, 1, 2]]) * 2.0**-53) == [2]
     assert raced(law, np.array([[1, 1, 0, 1]]) * 2.0**-53) == [2]
+    assert raced(law, 0.75 + np.array([[3, 2, 1, 2]]) * 2.0**-50) == [2]
 
 
 def test_race_over_the_support_is_that_over_the_whole_law_in_any_order() -> None:

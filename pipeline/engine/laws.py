@@ -165,9 +165,6 @@ class Laws:
         values_FC, ids_FC = (torch.cat(parts) for parts in zip(*found, strict=True))
         filters = Filters(self.normaliser_R[rows_F], top_k_F, top_p_F, min_p_F, self.size)
         floor_F, normaliser_F, decided_F = filters.cut(values_FC)
-        inside_FC = values_FC >= floor_F[:, None]
-        self.ids_RC[rows_F] = torch.where(inside_FC, ids_FC, self.size).sort(-1).values
-        self.few_R[rows_F] = decided_F & self.finite_R[rows_F]
         open_f = torch.nonzero(~decided_F & self.finite_R[rows_F])[:, 0]
         for some in open_f.split(self.desk.rows) if len(open_f) else ():
             values_fC, _ = largest(self._scaled(rows_F[some]), MORE_CANDIDATES)
@@ -176,6 +173,10 @@ class Laws:
             row = rows_F[f]
             floor_F[f], normaliser_F[f] = filters.of(f[None]).reached(self._scaled(row[None])[0, : self.size])
         self.floor_R[rows_F], self.normaliser_R[rows_F] = floor_F, normaliser_F
+        inside_FC = values_FC >= floor_F[:, None]
+        self.ids_RC[rows_F] = torch.where(inside_FC, ids_FC, self.size).sort(-1).values
+        held_F = (values_FC[:, -1] < floor_F) | (self.candidates >= self.size)  # however the floor was found
+        self.few_R[rows_F] = held_F & self.finite_R[rows_F]
 
     # what is asked of laws
 
@@ -262,7 +263,9 @@ class Laws:
     ) -> Tensor:
         """`draw` from laws over the vocabulary, worked out where they are used."""
         scaled_nW = self._scaled(rows_n)
-        law_nW = self.desk.exponentials(scaled_nW, self.normaliser_R[rows_n])
+        normaliser_n = self.normaliser_R[rows_n]
+        law_nW = self.desk.exponentials(scaled_nW, normaliser_n)
+        excess_n = (normaliser_n - normaliser_n.to(self.dtype).double()).exp()  # what float32 makes of 1
         floor_n1 = self.floor_R[rows_n, None]
         if bool((floor_n1 > -torch.inf).any()):
             law_nW.masked_fill_(scaled_nW < floor_n1, 0.0)
@@ -270,7 +273,7 @@ class Laws:
             law_nW.mul_(scale_n[:, None])
         known_nM = (minus_ids_nM >= 0) & (minus_ids_nM < self.size)
         ids_nM = torch.where(known_nM, minus_ids_nM, self.size)  # there is a place behind the vocabulary
-        law_nW.scatter_add_(-1, ids_nM, -minus_probs_nM.to(self.dtype))
+        law_nW.scatter_add_(-1, ids_nM, -(minus_probs_nM * excess_n[:, None]).to(self.dtype))
         law_nW.scatter_(-1, ids_nM, law_nW.gather(-1, ids_nM).clamp_(min=0.0))
         law_nW[:, self.size] = 0.0
         drawn_n = speculation.draw(law_nW, uniforms_n)
@@ -359,18 +362,17 @@ class Filters:
 
         A token is kept while the tokens strictly better than it are fewer than k, and then sum up to less than p.
         """
-        top_k, top_p, normaliser = int(self.top_k_F[0]), float(self.top_p_F[0]), self.whole_F[0]
-        top = scaled_V.max()
-        probs_V = (scaled_V - normaliser.to(scaled_V.dtype)).exp_()  # of the law without filters
+        top_k, top_p, top = int(self.top_k_F[0]), float(self.top_p_F[0]), scaled_V.max()
+        weights_V = (scaled_V - top).exp_()  # less a maximum nothing is lost to float32, as less a normaliser it would
         bucket_V = ((top - scaled_V) * PER_UNIT).clamp_(max=BUCKETS - 1).int()
-        floor, mass = scaled_V.new_tensor(-torch.inf), 1.0
+        floor, mass = scaled_V.new_tensor(-torch.inf), float((self.whole_F[0] - top.double()).exp())
         if top_k > 0:
             floor = _last_kept(scaled_V, bucket_V, torch.ones_like(scaled_V), float(top_k))
-            mass = float(probs_V.masked_fill_(scaled_V < floor, 0.0).sum())
+            mass = float(weights_V.masked_fill_(scaled_V < floor, 0.0).sum())
         if top_p < 1:
-            floor = torch.maximum(floor, _last_kept(scaled_V, bucket_V, probs_V, top_p * mass))
+            floor = torch.maximum(floor, _last_kept(scaled_V, bucket_V, weights_V, top_p * mass))
         floor = torch.maximum(floor, self._share(top[None])[0])
-        return floor, normaliser + probs_V.masked_fill_(scaled_V < floor, 0.0).sum().double().log()
+        return floor, top.double() + weights_V.masked_fill_(scaled_V < floor, 0.0).sum().double().log()
 
     def _share(self, top_F: Tensor) -> Tensor:
         """The floors that min-p sets; -inf where there is none."""

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline import speculation
 from pipeline.engine.laws import (
@@ -35,6 +37,8 @@ FILTERS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_p": 0.05},
     {"temperature": 0.7, "top_k": 4, "top_p": 0.6},
     {"temperature": 1.4, "top_k": 40, "top_p": 0.95},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.02},
 ]
 
 
@@ -434,6 +438,59 @@ def test_floors_by_buckets_are_those_by_sorting(seed: int) -> None:
         assert normaliser.item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("vocabulary", [9, 400, LARGE, 6000])
+def test_ids_of_a_law_that_lies_on_few_are_those_with_probability(vocabulary: int) -> None:
+    """In ascending order, with the vocabulary's size behind them; a law that is not few has a reason."""
+    filters = FILTERS + [{"temperature": 1.0, **f} for f in FLAT]
+    laws = laws_of(logits_of(len(filters), vocabulary, spread=1.0), filters)
+    for row, law in enumerate(whole(laws)):
+        kept = np.flatnonzero(law)
+        if laws.few_R[row]:
+            listed = laws.ids_RC[row].tolist()
+            assert listed == [*kept.tolist(), *[vocabulary] * (len(listed) - len(kept))], filters[row]
+        else:
+            assert len(kept) in range(CANDIDATES, vocabulary + 1) or laws.greedy_R[row] or len(kept) == vocabulary
+    assert laws.few_R.any()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    vocabulary=st.sampled_from([3, 60, 5000, 5003]),
+    temperature=st.sampled_from([0.05, 0.7, 1.0, 1.3, 4.0]),
+    top_k=st.sampled_from([0, 1, 2, 255, 256, 257, 1024, 1025, 4999]),
+    top_p=st.just(1.0) | st.floats(0.001, 0.9999),
+    min_p=st.just(0.0) | st.floats(1e-6, 1.0),
+    spread=st.sampled_from([0.001, 0.3, 2.0, 10.0]),
+    step=st.sampled_from([0.0, 0.25, 2.0]),
+    seed=st.integers(0, 9),
+)
+def test_any_filters_keep_what_sorting_keeps_up_to_rounding_of_their_borders(
+    vocabulary: int, temperature: float, top_k: int, top_p: float, min_p: float, spread: float, step: float, seed: int
+) -> None:
+    """Where float32 sums decide, a token at the very border may go either way: both of these laws are allowed."""
+    [logits] = logits_of(1, vocabulary, seed, spread)
+    logits = np.round(logits / step) * step if step else logits
+    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    laws = laws_of(logits[None], [filters])
+    [law] = whole(laws)
+    scaled = (logits.astype(np.float64) - logits.max()) / temperature
+    slack = 1e-5 if vocabulary > SMALL_VOCABULARY else 1e-11
+    least, most = (
+        by_sorting(
+            scaled,
+            top_k if top_k < vocabulary else 0,
+            top_p if top_p == 1 else min(top_p + sign * slack, 1.0),
+            min(min_p * (1 - sign * slack), 1.0),
+        )[0]
+        for sign in (-1, 1)
+    )
+    assert not (least & (law == 0) & (scaled > -700)).any()
+    assert not (~most & (law > 0)).any()
+    assert law.sum() == pytest.approx(1.0, abs=1e-6 if slack == 1e-5 else 1e-12)
+    weights = np.where(law > 0, np.exp(scaled), 0.0)
+    assert np.abs(law - weights / weights.sum()).max() < slack
+
+
 # log probabilities
 
 
@@ -502,6 +559,17 @@ def test_drawing_with_a_scale_equals_drawing_from_the_whole_residual(vocabulary:
     residual = speculation.subtract(law_nV, ids, probs, scale)
     assert (ours == speculation.draw(residual, uniforms)).float().mean() > 0.99
     assert (residual.gather(1, ours[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("top", [40.0, 40.7, 77.3, -35.1])
+def test_residual_of_nearly_equal_laws_does_not_see_the_rounding_of_a_normaliser(top: float) -> None:
+    """Two tokens of different weight are left 1e-5 each; float32 has steps of 4e-6 where the normaliser is."""
+    logits = np.full((1, 5000), -np.inf)
+    logits[0, [10, 20, 30]] = top + np.log([0.9, 0.06, 0.04])
+    laws = laws_of(logits, [{"temperature": 1.0}])
+    [law] = whole(laws)
+    less = np.array([10, 20, 30]), law[[10, 20, 30]] - [1e-5, 1e-5, -2e-5]
+    assert drawn(laws, [0, 0, 0, 0], [0.0, 0.485, 0.515, 0.99], less).tolist() == [10, 10, 20, 20]
 
 
 def raced(laws: Laws, row: int, draws: int, seed: int = 0) -> np.ndarray:
