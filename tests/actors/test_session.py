@@ -32,8 +32,13 @@ def command(config: JobConfig, file: Path, **environment: str) -> subprocess.Pop
     return subprocess.Popen(
         [sys.executable, "-m", "jobs", "run", str(file)],
         cwd=ROOT, env=inherited | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=_listen_to_interrupts,
     )  # fmt: skip
+
+
+def _listen_to_interrupts() -> None:
+    """A shell that runs the tests in the background makes everything below it deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="module")
