@@ -148,7 +148,7 @@ def portable(error: Exception) -> Exception:
     trace = "".join(traceback.format_exception(error))
     try:
         copy: Exception = pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - whatever a foreign class does when it is pickled
+    except Exception:  # noqa: BLE001 - a foreign class, pickled; ours to replace
         copy = RuntimeError(f"{type(error).__name__}: {error}")
     copy.add_note(trace)
     return copy

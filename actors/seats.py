@@ -122,6 +122,7 @@ def reserve_drafts(drafts: Sequence[Bundle], timeout: float) -> tuple[Seat, ...]
 
 @contextmanager
 def _released_on_failure(groups: list[PlacementGroup]) -> Iterator[None]:
+    """Whatever ends the block early, Ctrl-C included, gives the groups back and goes on to whoever owns it."""
     try:
         yield
     except BaseException:

@@ -119,7 +119,7 @@ class StopWatch:
         """
         window, before, garbage = self._window, self._whole, UNFINISHED * RESYNC
         if not self._raw(window[before:]).endswith(UNFINISHED * GARBAGE):
-            return  # whole characters, for now taken back by one that is not
+            return  # not garbage: whole characters that the decoder shows again once the last one is complete
         ends, starts = range(before, len(window)), range(len(window) - 1, before, -1)
         head = next((n for n in ends if self._raw(window[before:n]).endswith(garbage)), len(window))
         tail = next((n for n in starts if self._raw(window[n:]).endswith(garbage)), head)

@@ -25,7 +25,7 @@ def test_a_packed_layer_computes_the_same(rows: int, bias: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="known of AVX2 only")
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="other kernels go by the rows")
 def test_a_row_has_the_same_bits_in_any_batch() -> None:
     layer = PackedLinear(nn.Linear(576, 192))
     x = torch.randn(1, 33, 576)
