@@ -51,6 +51,12 @@ class WorkerLost(NightdeskError):
     exit_code = 4
 
 
+class OutOfMemory(NightdeskError):
+    """A model ran out of memory in a pass, and its worker has let go of its cache: a smaller batch may do."""
+
+    exit_code = 4
+
+
 class Stopped(NightdeskError):
     """The run was asked to stop before its end; the same command continues it."""
 

@@ -17,6 +17,13 @@ from pipeline.records import SamplingParams
 
 Array = Any  # a torch.Tensor or a numpy.ndarray
 
+REPLICA_BITS_FROM = 40  # a sequence's handle: the number of its replica, and below that a count
+
+
+def replica_of(handle: int) -> int:
+    """The number of the replica that a sequence belongs to; no two replicas of a run ever have the same."""
+    return handle >> REPLICA_BITS_FROM
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -70,7 +77,7 @@ class PrefixCopy:
 class Feed:
     """Tokens to run through one model, rows laid end to end."""
 
-    sequences: Array  # [B] int64; a handle per sequence, unique within a replica
+    sequences: Array  # [B] int64; a handle per sequence, unique in a run (`replica_of`)
     slots: Array  # [B] int64
     cached: Array  # [B] int64; valid cache entries of the row's slot before this pass
     lengths: Array  # [B] int64; tokens fed, >= 1
