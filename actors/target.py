@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import ray
 from torch.distributed import TCPStore
 
-from actors.losses import Losses
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
 from pipeline.engine.parallel import Group, host, join, visit
 from pipeline.engine.verifier import TargetVerifier
-from pipeline.errors import WorkerLost
+from pipeline.errors import StepFailed, WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
 
+ATTEMPTS = 3  # workers that may be lost one after another while loading
 SHORTEST_COLLECTIVE = 60.0  # seconds: the owner ends a late group long before, and this is for when it cannot
 
 
@@ -70,46 +71,49 @@ class VerifyingWorker(Protocol):
 
 
 class RemoteVerifier:
-    """A `decode.Verifier` whose work a worker does. A worker that is lost is replaced, and asked again.
+    """A `decode.Verifier` whose work a worker does, for several threads at once.
 
-    The new one knows no sequence and says so (`CacheMiss`), whereupon the decoder feeds them all again.
+    A worker that is lost is replaced, and the step that it was lost on has failed. The new one knows no sequence and
+    says so (`CacheMiss`), whereupon the decoder feeds them all again.
     """
 
     def __init__(
         self, create: Callable[[], VerifyingWorker], step_timeout: float, notice: Callable[[str], None]
     ) -> None:
-        """`notice` is told of every loss."""
+        """`create` makes a worker, which begins to load; `notice` is told of every loss."""
         self.create = create
         self.step_timeout = step_timeout
         self.notice = notice
         self.worker = create()
-        self.losses = Losses()
+        self._replacing = threading.Lock()
 
     def wait_ready(self) -> None:
         """Return when a worker has loaded; raise what loading raised, or WorkerLost."""
-        while True:
+        for _ in range(ATTEMPTS - 1):
             try:
                 self.worker.wait_ready()
                 return
             except WorkerLost as loss:
                 self._replace(loss)
+        try:
+            self.worker.wait_ready()
+        except WorkerLost as loss:
+            raise WorkerLost(f"{loss}; lost {ATTEMPTS} times in a row while loading") from None
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
-        """Ask the worker, or its replacement; WorkerLost when that does not help."""
-        while True:
-            try:
-                reply: VerifyReply = self.worker.ask("verify", request, self.step_timeout)
-            except WorkerLost as loss:
-                self._replace(loss)
-                self.wait_ready()
-                continue
-            self.losses.answered()
-            return reply
+        """Ask the worker. StepFailed when it is lost, and another has taken its place; WorkerLost when none could."""
+        worker = self.worker
+        try:
+            reply: VerifyReply = worker.ask("verify", request, self.step_timeout)
+        except WorkerLost as loss:
+            with self._replacing:
+                if self.worker is worker:
+                    self._replace(loss)
+                    self.wait_ready()
+            raise StepFailed(str(loss)) from None
+        return reply
 
     def _replace(self, loss: WorkerLost) -> None:
         self.worker.end()
-        self.losses.lost()
-        if self.losses.too_many:
-            raise WorkerLost(f"{loss}; lost {self.losses.in_a_row} times in a row") from None
         self.notice(f"{loss}; replacing it")
         self.worker = self.create()

@@ -51,6 +51,12 @@ class WorkerLost(NightdeskError):
     exit_code = 4
 
 
+class StepFailed(NightdeskError):
+    """A step of the target came to no verdict, and its worker can be asked again: what was asked may be the cause."""
+
+    exit_code = 4
+
+
 class OutOfMemory(NightdeskError):
     """A model ran out of memory in a pass, and its worker has let go of its cache: a smaller batch may do."""
 

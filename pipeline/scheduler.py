@@ -4,6 +4,9 @@
 how many to draft; `apply()` takes the verdict in. No clock, no threads, no I/O, no models: the same object runs
 in one process, under Ray, and in simulations.
 
+Slots are divided into `cohorts`, contiguous ranges of them. Plans of different cohorts may be under way at the same
+time, one per cohort: they share no sequence, and prefixes are copied within a cohort only.
+
 Admission is by reservation: a sequence's slot holds its prompt and all it may generate, so nothing is ever
 preempted. One rule feeds everything (`tokens[cached:]`): prompts in chunks, the pending token of a running
 sequence, the tail after a fully accepted block, and the whole prefix after a worker was lost.
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from collections.abc import Sequence as SequenceOfTokens
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -105,13 +108,17 @@ class Limits:
     draft_context: int | None = None  # where the drafter's own context ends; longer sequences go on without it
 
 
+Homes = Callable[[int, int], int | None]  # (handle, slot) → the draft worker of a sequence; None: none drafts for it
+
+
 @dataclass(frozen=True, slots=True)
 class Resident:
     """Whose tokens a slot holds, for sharing prefixes; it outlives the sequence until the slot is reused."""
 
     tokens: list[int]
     target: int = 0  # leading tokens valid in the target's cache
-    draft: int = 0
+    draft: int = 0  # … and in that of the draft worker `home`
+    home: int = 0
 
 
 class Scheduler:
@@ -126,13 +133,16 @@ class Scheduler:
         drafter_keeps_proposals: bool = True,
         draft_chunk: int | None = None,
         wording: Wording | None = None,
+        first_handle: int = 0,
     ) -> None:
         """`drafter_keeps_proposals`: the drafter's cache holds its own drafted tokens but the last, as a model's does.
 
         `draft_chunk` bounds the tokens fed to the drafter per step beside the running rows' own; None: no bound.
-        Without `wording`, requests with stop strings or bad words are refused.
+        Without `wording`, requests with stop strings or bad words are refused. Sequences are numbered from
+        `first_handle` + 1.
         """
         self.limits = limits
+        self.cohorts = 1
         self.eos = frozenset(eos)
         self.seed = seed
         self.salt = salt
@@ -144,7 +154,7 @@ class Scheduler:
         self.residents = [Resident([]) for _ in range(limits.slots)]
         self.free = list(range(limits.slots))
         self.rejected: list[tuple[Request, int, Completion]] = []  # request, sample, why not
-        self._handles = 0
+        self._handles = first_handle
 
     # requests in
 
@@ -222,10 +232,33 @@ class Scheduler:
 
     # a step
 
-    def plan(self, drafting: bool = True) -> Plan | None:
-        """What to compute next; None when idle. With `drafting` false the drafter is left out of the step."""
-        self._admit()
-        if not self.running:
+    def divide(self, cohorts: int) -> None:
+        """Divide the slots anew. No plan may be under way."""
+        self.cohorts = max(1, min(cohorts, self.limits.slots))
+
+    def _cohort(self, slot: int) -> int:
+        return slot * self.cohorts // self.limits.slots
+
+    def plan(
+        self,
+        drafting: bool = True,
+        cohort: int | None = None,
+        homes: Homes = lambda handle, slot: 0,
+        only: Collection[int] | None = None,
+    ) -> Plan | None:
+        """What to compute next; None where there is nothing. With `drafting` false the drafter is left out of the step.
+
+        `cohort` None: all of them, none of which may have a plan under way. `only`: nobody but these sequences, and
+        no new ones.
+        """
+        if only is None:
+            self._admit(cohort)
+        running = [
+            sequence
+            for sequence in self.running
+            if (cohort is None or self._cohort(sequence.slot) == cohort) and (only is None or sequence.handle in only)
+        ]
+        if not running:
             return None
         drafting = drafting and self.limits.draft_tokens > 0
         residents = list(self.residents)  # as they will be when the plan's copies are made, one by one
@@ -233,22 +266,27 @@ class Scheduler:
         draft_copies: list[PrefixCopy] = []
         rows = []
         budget, draft_budget = self.limits.prefill_chunk, self.draft_chunk
-        for sequence in self.running:
+        for sequence in running:
             start, draft_start = sequence.target_cached, sequence.draft_cached
             decoding = sequence.generated > 0 and len(sequence.tokens) - start <= self.limits.draft_tokens + 2
             if not decoding and budget <= 0:
                 continue
-            drafts = drafting and self._drafted(sequence)
+            home = homes(sequence.handle, sequence.slot) if drafting and self._drafted(sequence) else None
+            drafts = home is not None
+            if drafts and home != sequence.draft_home:
+                draft_start = 0
             if start == 0:
+                near = self._within_reach(sequence.slot, residents, home)
                 most = len(sequence.tokens) - 1
                 if drafts:  # no more than the drafter can share too, or whether the first block is drafted, and with
-                    most = max(_held(sequence, "draft", residents, most))  # it the text, would be the neighbours' doing
-                start = self._share(sequence, "target", residents, most, target_copies)
+                    most = max(_held(sequence, "draft", near, most))  # it the text, would be the neighbours' doing
+                start = self._share(sequence, "target", near, most, target_copies)
                 if drafts:
-                    draft_start = self._share(sequence, "draft", residents, start, draft_copies, least=1)
-                residents[sequence.slot] = Resident(sequence.tokens, start, draft_start)
+                    draft_start = self._share(sequence, "draft", near, start, draft_copies, least=1)
+                whose = (home if drafts else sequence.draft_home) or 0
+                residents[sequence.slot] = Resident(sequence.tokens, start, draft_start, whose)
             end = len(sequence.tokens) if decoding else min(len(sequence.tokens), start + budget)
-            row = self._row(sequence, start, end, draft_start, drafts, draft_budget)
+            row = self._row(sequence, start, end, draft_start, home, draft_budget)
             if not decoding:
                 budget -= end - start
             if draft_budget is not None and (not decoding or row.draft_fed > self.limits.draft_tokens + 2):
@@ -262,17 +300,23 @@ class Scheduler:
         reach = self.limits.draft_context
         return reach is None or len(sequence.tokens) + self.limits.draft_tokens <= reach
 
+    def _within_reach(self, slot: int, residents: list[Resident], home: int | None) -> list[Resident]:
+        """The residents as a sequence in `slot` may share them: those of its cohort, and what `home` drafted for."""
+        cohort = self._cohort(slot)
+        near = [r if self._cohort(i) == cohort else Resident([]) for i, r in enumerate(residents)]
+        return [r if r.home == home else replace(r, draft=0) for r in near]
+
     def _row(
-        self, sequence: Sequence, start: int, end: int, draft_start: int, drafts: bool, draft_budget: int | None
+        self, sequence: Sequence, start: int, end: int, draft_start: int, home: int | None, draft_budget: int | None
     ) -> Row:
         """Feed the target up to `end`, the drafter as far as it may come, and draft where both are there."""
         draft_end, wanted = draft_start, 0
-        if drafts:
+        if home is not None:
             reach = end if draft_budget is None else draft_start + max(draft_budget, self.limits.draft_tokens + 2)
             draft_end = max(draft_start, min(end, reach))
             if draft_end == len(sequence.tokens):
                 wanted = max(0, min(self.limits.draft_tokens, sequence.room - 1))
-        return Row(sequence, start, end, draft_start, draft_end, wanted, sequence.drafts_greedily)
+        return Row(sequence, start, end, draft_start, draft_end, wanted, sequence.drafts_greedily, home)
 
     def apply(self, plan: Plan, request: VerifyRequest, reply: VerifyReply) -> list[Sequence]:
         """Take the reply to a plan in; returns the sequences that ended, their slots already free."""
@@ -281,8 +325,8 @@ class Scheduler:
         for b, row in enumerate(plan.rows):
             sequence = row.sequence
             sequence.target_cached, sequence.target_opened = row.target_end, True
-            sequence.draft_cached = row.draft_end
-            sequence.draft_opened |= row.draft_fed > 0
+            if row.draft_fed:
+                sequence.draft_cached, sequence.draft_opened, sequence.draft_home = row.draft_end, True, row.home
             if row.final:
                 length = int(proposal.lengths[b])
                 drafted = [int(t) for t in proposal.tokens[b][:length]]
@@ -297,10 +341,13 @@ class Scheduler:
                 ended.append(sequence)
             self._remember(sequence)
         for sequence in ended:
-            self.running.remove(sequence)
-            self.free.append(sequence.slot)
-        self.free.sort()
+            self._leave(sequence)
         return ended
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.free.append(sequence.slot)
+        self.free.sort()
 
     def _judge(self, sequence: Sequence, drafted: list[int], accepted: int, next_token: int, row: Row) -> None:
         if next_token < 0:
@@ -317,11 +364,18 @@ class Scheduler:
 
     # slots and prefixes
 
-    def _admit(self) -> None:
-        while self.waiting and self.free:
+    def _admit(self, cohort: int | None) -> None:
+        """Fill free slots; a cohort takes no more than its part of all that run or wait."""
+        free = [slot for slot in self.free if cohort is None or self._cohort(slot) == cohort]
+        room = len(free)
+        if cohort is not None:
+            own = sum(self._cohort(sequence.slot) == cohort for sequence in self.running)
+            room = min(room, -(-(len(self.running) + len(self.waiting)) // self.cohorts) - own)
+        for _ in range(min(room, len(self.waiting))):
             sequence = self.waiting.popleft()
-            shared = [_common(self.residents[slot].tokens, sequence.tokens) for slot in self.free]
-            sequence.slot = self.free.pop(int(np.argmax(shared)))
+            shared = [_common(self.residents[slot].tokens, sequence.tokens) for slot in free]
+            sequence.slot = free.pop(int(np.argmax(shared)))
+            self.free.remove(sequence.slot)
             self.running.append(sequence)
 
     def _share(
@@ -345,7 +399,8 @@ class Scheduler:
         return held[sequence.slot]
 
     def _remember(self, sequence: Sequence) -> None:
-        self.residents[sequence.slot] = Resident(sequence.tokens, sequence.target_cached, sequence.draft_cached)
+        held = sequence.target_cached, sequence.draft_cached, sequence.draft_home or 0
+        self.residents[sequence.slot] = Resident(sequence.tokens, *held)
 
     def clear(self) -> None:
         """Drop all requests unanswered; what their slots hold is not relied on."""
@@ -354,6 +409,27 @@ class Scheduler:
         self.running.clear()
         self.residents = [Resident([]) for _ in range(self.limits.slots)]
         self.free = list(range(self.limits.slots))
+
+    # less room, and sequences that cannot go on
+
+    def resize(self, slots: int) -> None:
+        """Go on with so many slots; no plan may be under way. What ran beyond them waits for one of the others."""
+        before, self.limits = self.limits.slots, replace(self.limits, slots=slots)
+        self.divide(self.cohorts)
+        for sequence in reversed([sequence for sequence in self.running if sequence.slot >= slots]):
+            self.running.remove(sequence)
+            sequence.evict()
+            self.waiting.appendleft(sequence)
+        self.residents = self.residents[:slots] + [Resident([]) for _ in range(before, slots)]
+        self.free = [slot for slot in [*self.free, *range(before, slots)] if slot < slots]
+
+    def condemn(self, handle: int) -> Sequence:
+        """Take out a sequence that cannot be decoded."""
+        [sequence] = self._named([handle])
+        sequence.finish, sequence.target_cached, sequence.draft_cached = FinishReason.ERROR, 0, 0
+        self._leave(sequence)
+        self._remember(sequence)
+        return sequence
 
     # workers that forget
 

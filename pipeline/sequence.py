@@ -36,6 +36,7 @@ class Sequence:
     draft_cached: int = 0
     target_opened: bool = False  # the target has been told the opening
     draft_opened: bool = False
+    draft_home: int | None = None  # the draft worker that all of this is about
     finish: FinishReason | None = None
     text: str | None = None  # the answer's text, where a stop string cut it
     logprobs: list[float] = field(default_factory=list)  # of generated tokens, where they are asked for
@@ -69,6 +70,12 @@ class Sequence:
         """Likeliest tokens of the draft would have been accepted more than drawn ones. Depends on this text alone."""
         count, drawn, likeliest = self.compared
         return count >= ENOUGH_COMPARED and likeliest > drawn
+
+    def evict(self) -> None:
+        """It has lost its slot, and no model holds anything of it."""
+        self.slot = -1
+        self.target_cached = self.draft_cached = 0
+        self.target_opened = self.draft_opened = False
 
     def check(self) -> None:
         """The invariant of DESIGN section 4: there is always a token to feed."""

@@ -25,11 +25,17 @@ class Row:
     draft_end: int
     wanted: int  # tokens to draft
     greedy: bool = False  # the drafter had better propose its likeliest tokens
+    home: int | None = 0  # the draft worker it is fed to
 
     @property
     def draft_fed(self) -> int:
         """Tokens fed to the drafter."""
         return self.draft_end - self.draft_start
+
+    @property
+    def draft_opens(self) -> bool:
+        """The drafter has not been told the opening yet."""
+        return not self.sequence.draft_opened or self.sequence.draft_home != self.home
 
     @property
     def final(self) -> bool:
@@ -52,7 +58,7 @@ class Plan:
             return None
         return DraftRequest(
             feed=_feed(rows, [r.draft_start for r in rows], [r.draft_end for r in rows]),
-            openings=tuple(r.sequence.opening for r in rows if not r.sequence.draft_opened),
+            openings=tuple(r.sequence.opening for r in rows if r.draft_opens),
             copies=self.draft_copies,
             wanted=np.array([r.wanted for r in rows], dtype=np.int64),
             starts=np.array([r.sequence.generated for r in rows], dtype=np.int64),

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.cohorts import Cohorts
 from pipeline.decode import Answer, Decoder
 from pipeline.errors import CacheMiss, WorkerLost
+from pipeline.flight import Flight, Outcome
 from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal, Verdict, VerifyReply, VerifyRequest
 from pipeline.records import Request, SamplingParams
 from pipeline.scheduler import Limits, Scheduler
@@ -136,6 +138,7 @@ class SimulatedVerifier:
         self.scheduler = scheduler
         self.cache = SlotCache(scheduler, trouble, np.random.default_rng([seed, 1]))
         self.started: list[int] = []  # handles, in the order of their first pass
+        self.orderly = True  # sequences begin in the order of their requests
         self.requests: list[VerifyRequest] = []
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
@@ -181,7 +184,8 @@ class SimulatedVerifier:
                 prefilled += int(feed.lengths[b])
         assert prefilled <= limits.prefill_chunk
         self.started += sorted(set(feed.sequences.tolist()) - set(self.started))
-        assert self.started == list(range(1, len(self.started) + 1)), "a later request began first"
+        if self.orderly:
+            assert self.started == list(range(1, len(self.started) + 1)), "a later request began first"
 
 
 class SimulatedDrafter:
@@ -206,9 +210,12 @@ class SimulatedDrafter:
         return bool(self.rng.random() >= self.rests)
 
     def propose(self, request: DraftRequest) -> Proposal:
+        self._check(request)
+        return self.draft(request)
+
+    def draft(self, request: DraftRequest) -> Proposal:
         self.requests.append(request)
         feed = request.feed
-        self._check(request)
         lost = self.cache.happens("lost")
         if lost and self.rng.random() < 0.5:
             self._vanish()
@@ -241,6 +248,91 @@ class SimulatedDrafter:
         assert self.chunk is None or caught_up <= self.chunk, "the drafter is fed more than its chunk"
 
 
+class SimulatedPool:
+    """Several drafters, one of which drafts for a sequence at a time; they change their minds about who."""
+
+    def __init__(self, drafters: Sequence[SimulatedDrafter], restless: float, seed: int) -> None:
+        """`restless`: share of plans at which a sequence is given to another one, or to nobody."""
+        self.drafters, self.restless = drafters, restless
+        self.keeps_proposals, self.chunk = drafters[0].keeps_proposals, drafters[0].chunk
+        self.rng = np.random.default_rng([seed, 3])
+        self.chosen: dict[int, int] = {}  # by handle
+
+    def ready(self) -> bool:
+        return self.drafters[0].ready()
+
+    def homes(self, handle: int, slot: int) -> int | None:
+        if self.rng.random() < self.restless / 2:
+            return None
+        if handle not in self.chosen or self.rng.random() < self.restless:
+            self.chosen[handle] = int(self.rng.integers(len(self.drafters)))
+        return self.chosen[handle]
+
+    def propose(self, request: DraftRequest) -> Proposal:
+        self.drafters[0]._check(request)
+        feed = request.feed
+        homes = np.array([self.chosen[handle] for handle in feed.sequences.tolist()])
+        bounds = np.cumsum(feed.lengths)[:-1]
+        drafts: list[list[int]] = [[] for _ in homes]
+        for home in np.unique(homes):
+            rows = np.flatnonzero(homes == home)
+            slots = set(feed.slots[rows].tolist())
+            part = DraftRequest(
+                Feed(
+                    *(getattr(feed, name)[rows] for name in ("sequences", "slots", "cached", "lengths")),
+                    np.concatenate([np.split(feed.tokens, bounds)[b] for b in rows]),
+                ),
+                tuple(o for o in request.openings if o.sequence in feed.sequences[rows]),
+                tuple(c for c in request.copies if c.target in slots),
+                *(getattr(request, name)[rows] for name in ("wanted", "starts", "greedy")),
+            )
+            proposal = self.drafters[home].draft(part)
+            for i, b in enumerate(rows):
+                drafts[b] = proposal.tokens[i, : proposal.lengths[i]].tolist()
+        return certain(drafts)
+
+
+class ShuffledFlight(Flight):
+    """Steps of several cohorts without threads: each is carried out at some time between its plan and its end."""
+
+    def __init__(self, carry_out: Any) -> None:
+        super().__init__(carry_out)
+        self.rng = np.random.default_rng(7)
+        self.waiting: dict[int, Any] = {}  # plans, or outcomes that nobody has asked for yet
+
+    @property
+    def empty(self) -> bool:
+        return not self.waiting
+
+    def has(self, cohort: int) -> bool:
+        return cohort in self.waiting
+
+    def start(self, cohort: int, plan: Any) -> None:
+        assert cohort not in self.waiting
+        self.waiting[cohort] = self.carry_out(plan) if self.rng.random() < 0.3 else plan
+
+    def landed(self) -> list[Outcome]:
+        order = self.rng.permutation(sorted(self.waiting)).tolist()
+        for cohort in order[: int(self.rng.integers(1, len(order) + 1))]:
+            if not isinstance(self.waiting[cohort], Outcome):
+                self.waiting[cohort] = self.carry_out(self.waiting[cohort])
+        ended = [cohort for cohort in order if isinstance(self.waiting[cohort], Outcome)]
+        return [self.waiting.pop(cohort) for cohort in ended[: int(self.rng.integers(1, len(ended) + 1))]]
+
+
+class Restless(Cohorts):
+    """Another number of cohorts every few steps."""
+
+    def __init__(self, slots: int, limit: int = 4, seed: int = 0) -> None:
+        super().__init__(slots, limit)
+        self.most = min(limit, slots)
+        self.rng = np.random.default_rng(seed)
+
+    def observe(self, now: float, rows: int, full: bool) -> None:
+        if self.rng.random() < 0.1:
+            self.count = int(self.rng.integers(1, self.most + 1))
+
+
 def certain(drafts: Sequence[list[int]]) -> Proposal:
     """A proposal of given tokens, each with all the mass of its law."""
     proposal = empty_proposal(len(drafts), max((len(d) for d in drafts), default=0))
@@ -265,9 +357,11 @@ class Simulation:
     rests: float = 0.0
     skill: float = 0.8
     seed: int = 0
+    cohorts: int = 1  # at most
+    pool: int = 1  # draft workers
     scheduler: Scheduler = field(init=False)
     verifier: SimulatedVerifier = field(init=False)
-    drafter: SimulatedDrafter = field(init=False)
+    drafter: SimulatedDrafter = field(init=False)  # the first
     decoder: Decoder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -280,7 +374,20 @@ class Simulation:
         )
         self.verifier = SimulatedVerifier(self.scheduler, self.target_trouble, self.seed)
         self.drafter = SimulatedDrafter(self.scheduler, self.draft_trouble, self.seed, self.skill, self.rests)
-        self.decoder = Decoder(self.scheduler, self.verifier, self.drafter, lambda ids: " ".join(map(str, ids)))
+        self.verifier.orderly = self.cohorts == 1
+        others = [
+            SimulatedDrafter(self.scheduler, self.draft_trouble, self.seed + i, self.skill, self.rests)
+            for i in range(1, self.pool)
+        ]
+        pool = SimulatedPool([self.drafter, *others], 0.1, self.seed)
+        self.decoder = Decoder(
+            self.scheduler,
+            self.verifier,
+            pool if others else self.drafter,
+            lambda ids: " ".join(map(str, ids)),
+            pool.homes if others else lambda handle, slot: 0,
+            Restless(self.limits.slots, self.cohorts, self.seed) if self.cohorts > 1 else None,
+        )
 
     def answers(self, requests: Iterable[Request | None]) -> Iterator[Answer]:
         return self.decoder.answers(requests)
@@ -299,7 +406,7 @@ class Simulation:
             assert completion.stats.accepted <= min(completion.stats.drafted, len(completion.token_ids))
         assert sorted(answered) == sorted(r.key for r in requests)
         assert self.scheduler.idle
-        assert self.scheduler.free == list(range(self.limits.slots))
+        assert self.scheduler.free == list(range(self.scheduler.limits.slots))
 
 
 def related_requests(rng: np.random.Generator, count: int, context: int, **params: Any) -> list[Request]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +18,17 @@ from pipeline.records import Completion, FinishReason, Request, SamplingParams
 from pipeline.scheduler import SHORTEST_COPY, Limits, Resident, Scheduler, _common
 from pipeline.sequence import Sequence
 from pipeline.step import Plan, Row, empty_proposal
-from tests.simulation import QUIET, Simulation, SlotCache, Trouble, certain, continuation, plain_text, related_requests
+from tests.simulation import (
+    QUIET,
+    ShuffledFlight,
+    Simulation,
+    SlotCache,
+    Trouble,
+    certain,
+    continuation,
+    plain_text,
+    related_requests,
+)
 
 TROUBLED_TARGET = Trouble(emptied=0.05, refuses=0.08, loses_answer=0.05)
 TROUBLED_DRAFT = Trouble(emptied=0.05, refuses=0.08, lost=0.08, scrubbed=0.08)
@@ -77,6 +89,17 @@ def test_slots_hold_what_is_relied_on_when_both_workers_forget_refuse_and_vanish
 @given(simulations(draft=Trouble(refuses=0.3), rests=0.3))
 def test_a_drafter_that_comes_and_goes_changes_no_text(simulation: Simulation) -> None:
     decode_related(simulation)
+
+
+@simulated
+@given(simulations(TROUBLED_TARGET, TROUBLED_DRAFT, rests=0.1), st.integers(2, 4), st.integers(1, 3))
+def test_cohorts_under_way_together_and_several_draft_workers_change_no_text(
+    simulation: Simulation, cohorts: int, pool: int
+) -> None:
+    settings = {f.name: getattr(simulation, f.name) for f in fields(simulation) if f.init}
+    divided = Simulation(**{**settings, "cohorts": cohorts, "pool": pool})
+    with patch("pipeline.decode.Flight", ShuffledFlight):
+        decode_related(divided, 24)
 
 
 def leave_plans_undone(simulation: Simulation) -> None:
@@ -160,6 +183,42 @@ def forgets_rows_but_not_slots(self: Scheduler, handles: Any = None) -> None:
 
 
 judge = Scheduler._judge
+def shares_across_cohorts(
+    self: Scheduler, slot: int, residents: list[Resident], home: int | None
+) -> list[Resident]:
+    """Copies from slots that another cohort's step may be writing over."""
+    return [r if r.home == home else replace(r, draft=0) for r in residents]
+
+
+def shares_across_homes(
+    self: Scheduler, slot: int, residents: list[Resident], home: int | None
+) -> list[Resident]:
+    """Copies what another draft worker holds."""
+    return [r if self._cohort(i) == self._cohort(slot) else Resident([]) for i, r in enumerate(residents)]
+
+
+BUGS_OF_MANY: dict[str, Callable[..., Any]] = {"cohorts": shares_across_cohorts, "homes": shares_across_homes}
+
+
+@pytest.mark.parametrize("bug", [None, *BUGS_OF_MANY])
+def test_planted_bug_of_cohorts_is_seen(bug: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same simulations that go through without a bug."""
+    if bug is not None:
+        monkeypatch.setattr(Scheduler, "_within_reach", BUGS_OF_MANY[bug])
+    monkeypatch.setattr("pipeline.decode.Flight", ShuffledFlight)
+
+    def go_through() -> None:
+        for seed in range(12):
+            simulation = Simulation(Limits(8, 40, 4, 8), skill=0.9, seed=seed, cohorts=3, pool=2)
+            decode_related(simulation, 40)
+
+    if bug is None:
+        go_through()
+    else:
+        with pytest.raises(AssertionError):
+            go_through()
+
+
 BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
     "no abandon": ("abandon", remembers_nothing_undone),
     "stale sharing": ("_share", shares_whatever_was_once_there),

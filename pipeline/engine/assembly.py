@@ -6,11 +6,13 @@ each worker can load its own part and the scheduler's process none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.cohorts import Cohorts
 from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.checkpoint import Checkpoint, resolve
 from pipeline.engine.drafters.model import ModelDrafter
@@ -21,7 +23,7 @@ from pipeline.engine.runner import Runner
 from pipeline.engine.translation import TranslatingRunner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import ConfigError, ModelError
-from pipeline.scheduler import Limits, Scheduler
+from pipeline.scheduler import Homes, Limits, Scheduler
 from pipeline.wording import Wording
 
 if TYPE_CHECKING:
@@ -139,11 +141,20 @@ def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
 
 
 def make_decoder(
-    config: JobConfig, setup: Setup, verifier: Verifier, drafter: Drafter | None, salt: int = 0
+    config: JobConfig,
+    setup: Setup,
+    verifier: Verifier,
+    drafter: Drafter | None,
+    salt: int = 0,
+    first_handle: int = 0,
+    homes: Homes | None = None,
+    notice: Callable[[str], None] | None = None,
+    apart: bool = False,
 ) -> Decoder:
     """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5).
 
-    Under `coupled` a text depends on seed and target alone, so there the salt is always 0.
+    Under `coupled` a text depends on seed and target alone, so there the salt is always 0. `apart`: target and drafter
+    are in workers of their own, and may work on different cohorts at a time.
     """
     wording = Wording(setup.target.tokenizer())
     limits = setup.limits if drafter is not None else replace(setup.limits, draft_tokens=0)
@@ -155,8 +166,11 @@ def make_decoder(
         drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
         draft_chunk=None if drafter is None else drafter.chunk,
         wording=wording,
+        first_handle=first_handle,
     )
-    return Decoder(scheduler, verifier, drafter, wording)
+    decoder = Decoder(scheduler, verifier, drafter, wording, cohorts=Cohorts(limits.slots) if apart else None)
+    decoder.homes, decoder.notice = homes or decoder.homes, notice or decoder.notice
+    return decoder
 
 
 def set_threads(threads: int) -> None:

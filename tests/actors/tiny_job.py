@@ -16,6 +16,7 @@ from pipeline.config import JobConfig, parse_config
 from pipeline.engine import Engine
 from pipeline.engine.checkpoint import resolve
 from pipeline.errors import Stopped
+from pipeline.fingerprint import request_key
 from pipeline.output.plan import Shard
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
@@ -39,20 +40,31 @@ def nearly(model: Path, folder: Path) -> Path:
 
 
 def tiny_job(
-    folder: Path, models: tuple[Path, Path], rows: int, tokens: int, rows_per_shard: int = 8, **decoding: Any
+    folder: Path,
+    models: tuple[Path, Path],
+    rows: int,
+    tokens: int,
+    rows_per_shard: int = 8,
+    target: dict[str, Any] | None = None,
+    draft: dict[str, Any] | None = None,
+    task: dict[str, Any] | None = None,
+    **decoding: Any,
 ) -> JobConfig:
-    """Greedy answers of `tokens` tokens to `rows` documents; `models` are target and draft."""
+    """Greedy answers of `tokens` tokens to `rows` documents; `models` are target and draft.
+
+    `target`, `draft` and `task` add keys to those sections.
+    """
     documents = folder / "documents.jsonl"
     documents.write_text("".join(json.dumps({"id": str(i), "body": text}) + "\n" for i, text in enumerate(texts(rows))))
-    target, draft = ({"model": str(model), "dtype": "float32"} for model in models)
+    big, small = ({"model": str(model), "dtype": "float32"} for model in models)
     mapping = {
         "name": "tiny",
         "input": {"path": str(documents), "id": "id", "text": "body"},
         "output": {"path": str(folder / "out"), "rows_per_shard": rows_per_shard},
-        "target": target,
-        "draft": {"kind": "model", **draft},
+        "target": {**big, **(target or {})},
+        "draft": {"kind": "model", **small, **(draft or {})},
         "decoding": {"batch": 4, "draft_tokens": 3, **decoding},
-        "tasks": [{"name": "answer", "prompt": PROMPT, "max_new_tokens": tokens}],
+        "tasks": [{"name": "answer", "prompt": PROMPT, "max_new_tokens": tokens, **(task or {})}],
     }
     return parse_config(mapping, "test")
 
@@ -76,14 +88,20 @@ def planned(config: JobConfig) -> tuple[JobWork, list[Shard]]:
     raise AssertionError("there was nothing to do")
 
 
-def alone(config: JobConfig, rows: int) -> dict[str, str]:
-    """What one process without Ray and without drafts answers, by id."""
-    engine = Engine.from_config(config.model_copy(update={"draft": ()}))
+def alone(config: JobConfig, rows: int, fingerprint: str = "") -> dict[str, str]:
+    """What one process without Ray and without drafts answers, by id.
+
+    Where answers are drawn, randomness hangs on the `fingerprint` of the run's plan.
+    """
+    target = config.target.model_copy(update={"gpus": 0})
+    engine = Engine.from_config(config.model_copy(update={"draft": (), "target": target}))
     checkpoint = resolve(config.target.model)
     prompter = Prompter(config.tasks[0], checkpoint.tokenizer(), "body", checkpoint.context_limit())
     documents = [Document(str(i), "", text, {"body": text}) for i, text in enumerate(texts(rows))]
-    requests = [Request(d.id, prompter.render(d), config.tasks[0].sampling()) for d in documents]
-    return {completion.key: completion.text for completion in engine.generate(requests)}
+    prompts = [prompter.render(document) for document in documents]
+    keys = [request_key(fingerprint, config.tasks[0].name, prompt) for prompt in prompts]
+    requests = [Request(k, p, config.tasks[0].sampling()) for k, p in zip(keys, prompts, strict=True)]
+    return {d.id: c.text for d, c in zip(documents, engine.generate(requests), strict=True)}
 
 
 def answers(config: JobConfig) -> dict[str, str]:
