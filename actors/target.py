@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import ray
-from torch.distributed import TCPStore
-
 from actors.losses import Losses
+from actors.meeting import Meeting
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
-from pipeline.engine.parallel import Group, host, join, visit
 from pipeline.engine.verifier import TargetVerifier
-from pipeline.errors import WorkerLost
+from pipeline.errors import OutOfMemory, WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
-
-SHORTEST_COLLECTIVE = 60.0  # seconds: the owner ends a late group long before, and this is for when it cannot
 
 
 class Target:
@@ -26,26 +21,20 @@ class Target:
         set_threads(threads)
         self.config = config
         self.setup = setup
-        self.rank = rank
-        self.store: TCPStore | None = None
+        self.meeting = Meeting(rank, config.decoding.step_timeout)
         self.verifier: TargetVerifier | None = None
 
     def listen(self) -> tuple[str, int]:
-        """Where the ranks are to meet: asked of rank 0, whose process holds the port from now on."""
-        address = ray.util.get_node_ip_address()
-        self.store = host(address)
-        return address, self.store.port
+        """See `Meeting.listen`."""
+        return self.meeting.listen()
 
-    def ready(self, meeting: tuple[str, int] | None = None) -> bool:
+    def ready(self, place: tuple[str, int] | None = None) -> bool:
         """Meet the other ranks, if there are any, and load, if that has not been done."""
         if self.verifier is None:
-            self.verifier = load_verifier(self.config, self.setup, None if meeting is None else self._join(*meeting))
+            ranks, device = self.config.target.gpus, self.setup.device
+            group = None if place is None else self.meeting.join(place, ranks, device)
+            self.verifier = load_verifier(self.config, self.setup, group)
         return True
-
-    def _join(self, address: str, port: int) -> Group:
-        timeout = max(self.config.decoding.step_timeout, SHORTEST_COLLECTIVE)
-        self.store = self.store or visit(address, port)
-        return join(self.store, self.rank, self.config.target.gpus, self.setup.device, timeout)
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
         """See `decode.Verifier`."""
@@ -55,6 +44,8 @@ class Target:
 
 class VerifyingWorker(Protocol):
     """What a `RemoteVerifier` needs of a worker; `actors.target_group` has it."""
+
+    several: bool  # ranks, which one that runs out of memory leaves out of step
 
     def wait_ready(self) -> Any:
         """Return when it has loaded; raise what loading raised, or WorkerLost."""
@@ -95,7 +86,10 @@ class RemoteVerifier:
                 self._replace(loss)
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
-        """Ask the worker, or its replacement; WorkerLost when that does not help."""
+        """Ask the worker, or its replacement; WorkerLost when that does not help.
+
+        OutOfMemory: nothing is cached any more, and the same would happen again.
+        """
         while True:
             try:
                 reply: VerifyReply = self.worker.ask("verify", request, self.step_timeout)
@@ -103,6 +97,13 @@ class RemoteVerifier:
                 self._replace(loss)
                 self.wait_ready()
                 continue
+            except OutOfMemory as exhausted:
+                if self.worker.several:
+                    self.worker.end()
+                    self.notice(f"{exhausted}; its ranks are replaced")
+                    self.worker = self.create()
+                    self.wait_ready()
+                raise
             self.losses.answered()
             return reply
 

@@ -142,7 +142,7 @@ def test_ragged_rows_in_chunks_with_rollbacks_and_copies_equal_the_plain_model(o
             assert made.texts.tokens[slot, : len(texts[slot])].tolist() == texts[slot]
             assert made.held[slot] == len(texts[slot])
             assert made.inner.held[slot] == len(pair.draft_tokens(texts[slot]))
-            assert made.owners[slot] == owners[slot]
+            assert made.inner.owners[slot] == owners[slot]
     assert compared > 60
     assert any(len(pair.draft_tokens(text)) > len(text) for text in texts) or ours == "bytes"
 
