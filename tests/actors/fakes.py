@@ -17,6 +17,9 @@ class FakeWorker:
         self.name = name
         self.answers = [] if answers is None else answers
         self.loads = loads  # None: not yet
+        self.life: Any = True  # what it answers to a ping
+        self.handle = object()
+        self.several = False
         self.asked: list[Any] = []
         self.ended = False
 
@@ -24,9 +27,14 @@ class FakeWorker:
         return self.loads is not None and self.wait_ready() is not None
 
     def wait_ready(self) -> Any:
-        if isinstance(self.loads, NightdeskError):
+        if isinstance(self.loads, Exception):
             raise self.loads
         return self.loads
+
+    def shows_life(self, seconds: float) -> bool:
+        if isinstance(self.life, Exception):
+            raise self.life
+        return bool(self.life)
 
     def ask(self, method: str, argument: Any, seconds: float) -> Any:
         assert not self.ended, "a worker that was ended is asked"

@@ -32,6 +32,8 @@ def merged(requests: Sequence[DraftRequest]) -> DraftRequest:
 
 def split(proposal: Proposal, requests: Sequence[DraftRequest]) -> list[Proposal]:
     """Each request's rows of a proposal for all of them, no wider than what it wanted."""
+    if len(requests) == 1:
+        return [proposal]
     ends = np.cumsum([len(request.wanted) for request in requests]).tolist()
     parts = []
     for request, start, end in zip(requests, [0, *ends], ends, strict=False):
