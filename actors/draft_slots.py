@@ -55,7 +55,7 @@ class SlotTable:
         self.most = max(1, len(self.places) // 2)
         self.places.clear()
 
-    def _seat(self, keys: Collection[Key], now: float) -> set[Key]:
+    def _seat(self, keys: set[Key], now: float) -> set[Key]:
         """Give each a slot. Returns those who had none."""
         fresh = {key for key in keys if key not in self.places}
         for key in sorted(keys - fresh):

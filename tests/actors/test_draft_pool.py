@@ -26,9 +26,9 @@ class Hall:
         return self.made[-1]
 
     def tended(self) -> list[str]:
-        """The names on the roster after another round."""
-        self.pool.tend()
-        self.pool.tend()
+        """The names on the roster after some rounds."""
+        for _ in range(4):  # made, lost, made anew, loaded
+            self.pool.tend()
         return [member.name for member in self.pool.roster.members]
 
 

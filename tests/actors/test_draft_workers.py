@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -192,8 +193,6 @@ def test_a_draft_model_on_two_ranks_drafts_as_one_does_and_ends_as_a_whole(
     processes = [psutil.Process(pid) for pid in pids]
     drafter = RemoteDrafter(TRAITS, 20.0)
     members = Exchange().roster(1).members
-    from dataclasses import replace
-
     drafter.enroll(Roster(1, (replace(members[0], handle=group.handle),)))
     processes[1].kill()
     replica = Replica(drafter, 1, [3, 3])

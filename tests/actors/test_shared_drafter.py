@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,10 @@ def asked_together(shared: SharedDrafter, turnstile: Turnstile, requests: Sequen
             waiting.append(callers.submit(shared.propose, request))
             while len(shared._waiting) < len(waiting):
                 pass
-        turnstile.open.release()
-        turnstile.open.release()
-        first.result(30)
+        for done in (first, waiting[0]):
+            turnstile.open.release()
+            wait([done], 30)
+        assert turnstile.entered.acquire(timeout=30)
         return [each.exception(30) or each.result(30) for each in waiting]
 
 
