@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -155,6 +155,7 @@ class Call:
     rows: np.ndarray  # of the request of which it is a part
     ref: Any
     sent_at: float
+    waited: float | None = None  # seconds, until it was late
 
 
 class RemoteDrafter:
@@ -264,7 +265,7 @@ class RemoteDrafter:
                 self._lose(call.member, f"{call.member.name} has not answered for {self.step_timeout:g} s")
                 return
             calls = self._late.setdefault(home, [])
-            calls.append(call)
+            calls.append(call if call.waited is not None else replace(call, waited=self._clock() - call.sent_at))
             standing.late_since = min(call.sent_at for call in calls)
 
     def _hear_late_ones(self) -> None:
@@ -310,6 +311,8 @@ class RemoteDrafter:
         except Exception as error:  # noqa: BLE001 - whatever it was: a replacement may do better, and the text is safe
             self._lose(call.member, f"{call.member.name} failed: {_first_line(error)}")
             return None
+        if call.waited is not None:  # nobody knows how long the answer has lain there
+            seconds = max(call.waited, drafted.seconds)
         with self._lock:
             if home in self._homes.standings:
                 self._homes.replied(home, seconds, drafted.others)

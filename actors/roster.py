@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.assembly import Setup
+if TYPE_CHECKING:
+    from pipeline.engine.assembly import Setup
 
 
 @dataclass(frozen=True, slots=True)

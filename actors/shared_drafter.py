@@ -25,6 +25,7 @@ class Drafted:
 
     proposal: Proposal
     others: int  # sequences of other replicas that the worker drafts for
+    seconds: float  # that the worker took, waiting included
 
 
 class SharedDrafter:
@@ -40,17 +41,18 @@ class SharedDrafter:
         self.propose_all = propose_all
         self.table = SlotTable(slots)
         self.clock = clock
-        self._waiting: list[tuple[DraftRequest, Future[Drafted]]] = []
+        self._waiting: list[tuple[DraftRequest, Future[tuple[Proposal, int]]]] = []
         self._asked = threading.Condition()
         threading.Thread(target=self._work, name="draft", daemon=True).start()
 
     def propose(self, request: DraftRequest) -> Drafted:
         """Wait for the pass that this request takes part in. Raises CacheMiss, OutOfMemory, or what failed."""
-        answer: Future[Drafted] = Future()
+        asked_at, answer = self.clock(), Future[tuple[Proposal, int]]()
         with self._asked:
             self._waiting.append((request, answer))
             self._asked.notify()
-        return answer.result()
+        proposal, others = answer.result()
+        return Drafted(proposal, others, self.clock() - asked_at)
 
     def _work(self) -> None:
         while True:
@@ -69,7 +71,7 @@ class SharedDrafter:
                 else:
                     answer.set_result(drafted)
 
-    def _pass(self, requests: Sequence[DraftRequest]) -> list[Drafted | CacheMiss]:
+    def _pass(self, requests: Sequence[DraftRequest]) -> list[tuple[Proposal, int] | CacheMiss]:
         now = self.clock()
         local = self.table.localise(requests, now)
         held = [request for request in local if not isinstance(request, CacheMiss)]
@@ -80,7 +82,7 @@ class SharedDrafter:
             raise
         merged = [asked if isinstance(asked, CacheMiss) else next(answers) for asked in local]
         return [
-            answer if isinstance(answer, CacheMiss) else Drafted(answer, self._others(request, now))
+            answer if isinstance(answer, CacheMiss) else (answer, self._others(request, now))
             for request, answer in zip(requests, merged, strict=True)
         ]
 

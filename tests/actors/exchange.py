@@ -86,7 +86,7 @@ class Exchange:
     def __init__(self, *homes: int) -> None:
         self.now = 0.0
         self.desks = {home: Desk() for home in homes}
-        self.calls: list[tuple[int, float, DraftRequest]] = []  # home, when it is answered, the request
+        self.calls: list[tuple[int, float, float, DraftRequest]] = []  # home, when it is sent and answered, the request
         self.waits: list[float] = []
 
     def clock(self) -> float:
@@ -100,25 +100,25 @@ class Exchange:
         desk.requests.append(request)
         desk.owed += 1
         desk.most_owed = max(desk.owed, desk.most_owed)
-        self.calls.append((member.home, self.now + desk.seconds, request))
+        self.calls.append((member.home, self.now, self.now + desk.seconds, request))
         return len(self.calls) - 1
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
         self.waits.append(seconds)
-        first = min(self.calls[call][1] for call in calls)
+        first = min(self.calls[call][2] for call in calls)
         if first > self.now:
             self.now = min(first, self.now + seconds)
-        return [call for call in calls if self.calls[call][1] <= self.now][:1]
+        return [call for call in calls if self.calls[call][2] <= self.now][:1]
 
     def answer(self, call: Any, member: Member) -> Drafted:
-        home, at, request = self.calls[call]
+        home, sent_at, at, request = self.calls[call]
         assert at <= self.now, "an answer is fetched before it is there"
         desk = self.desks[home]
         desk.owed -= 1
         failure = desk.failures.pop(0) if desk.failures else None
         if failure is not None:
             raise failure
-        return Drafted(desk.slots.draft(request), desk.others)
+        return Drafted(desk.slots.draft(request), desk.others, at - sent_at)
 
 
 @dataclass

@@ -7,7 +7,9 @@ import signal
 import time
 from typing import Any
 
+from actors.shared_drafter import Drafted
 from pipeline.errors import NightdeskError, WorkerLost
+from tests.actors.exchange import TRAITS, Slots
 
 
 class FakeWorker:
@@ -86,3 +88,26 @@ class Puppet:
         if isinstance(part, float):
             time.sleep(part)
         return f"answer of {self.rank}"
+
+
+class Drafty:
+    """A draft worker's actor without a model; drafts slowly when it is told to."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.slots, self.seconds = Slots(), 0.0
+
+    def ready(self) -> Any:
+        return TRAITS
+
+    def ping(self) -> bool:
+        return True
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def take(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def propose(self, request: Any) -> Any:
+        time.sleep(self.seconds)
+        return Drafted(self.slots.draft(request), 0, self.seconds)

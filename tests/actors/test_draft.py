@@ -56,7 +56,7 @@ class Office(Exchange):
             self.at_once = max(self.waiting, self.at_once)
         with self.locks[home]:
             time.sleep(0.001)
-            drafted = Drafted(self.desks[home].slots.draft(request), 0)
+            drafted = Drafted(self.desks[home].slots.draft(request), 0, 0.001)
         with self.counting:
             self.waiting -= 1
         return drafted

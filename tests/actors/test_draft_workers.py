@@ -21,7 +21,8 @@ from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, agree, load_drafter
 from pipeline.engine.parallel import PRETEND
 from pipeline.errors import ConfigError
-from tests.actors.exchange import TRAITS, Exchange, Replica, Slots, request_of
+from tests.actors.exchange import TRAITS, Exchange, Replica, request_of
+from tests.actors.fakes import Drafty
 from tests.actors.growing import wait_until
 from tests.actors.processes import wait_gone
 from tests.actors.tiny_job import nearly, tiny_job
@@ -41,31 +42,6 @@ class Floor:
     def create(self, actor: type, *arguments: Any) -> Any:
         options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": Draft.CONCURRENCY}
         return ray.remote(self.actor or actor).options(**options).remote(*arguments)
-
-
-class Drafty:
-    """A draft worker's actor without a model; drafts slowly when it is told to."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.slots, self.seconds = Slots(), 0.0
-
-    def ready(self) -> Traits:
-        return TRAITS
-
-    def ping(self) -> bool:
-        return True
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def take(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def propose(self, request: Any) -> Any:
-        from actors.shared_drafter import Drafted
-
-        time.sleep(self.seconds)
-        return Drafted(self.slots.draft(request), 0)
 
 
 class Pool:
@@ -137,8 +113,8 @@ def test_a_worker_that_sleeps_is_not_waited_for(pool: Pool) -> None:
     assert sorted(lengths[0]) == [0, 0, 2, 2]
     assert all(sum(each) >= 4 for each in lengths)
     ray.get(sleepy.take.remote(0.0), timeout=20)
-    wait_until(lambda: drafter._homes.standings[2].late_since is not None and drafter.ready() and not drafter._late, 10)
-    assert replica.step() == [2] * 4
+    wait_until(lambda: replica.step() == [2] * 4)
+    assert 2 in replica.homes()
     assert drafter.losses() == ()
 
 
@@ -175,6 +151,7 @@ def test_a_draft_model_serves_two_replicas(config: JobConfig) -> None:
     worker.end()
 
 
+@pytest.mark.slow
 def test_a_draft_model_on_two_ranks_drafts_as_one_does_and_ends_as_a_whole(
     config: JobConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
