@@ -153,6 +153,7 @@ class Call:
 
     member: Member
     rows: np.ndarray  # of the request of which it is a part
+    request: DraftRequest
     ref: Any
     sent_at: float
     waited: float | None = None  # seconds, until it was late
@@ -163,6 +164,10 @@ class RemoteDrafter:
 
     A step asks each worker once and waits for all of them, but not for one that is late. That one is not asked again
     before it has answered; if it does not within `step_timeout`, it is lost, as is one that is dead or that fails.
+
+    Rows that come back without drafts count as fed with the scheduler. Where a worker was not asked, or says too late
+    that it did not do it, its slots are `unsure`, and who relies on one of them is answered with a CacheMiss from here:
+    the worker cannot know, since the slot may hold an earlier sequence's tokens.
     """
 
     def __init__(
@@ -213,10 +218,11 @@ class RemoteDrafter:
         with self._lock:
             self._homes.begin_step()
             parts = self._by_home(request)
+            self._check_unsure(parts)
         calls = []
-        for member, rows in parts:
+        for member, rows, part in parts:
             sent_at = self._clock()
-            calls.append(Call(member, rows, self._lines.send(member, rows_of(request, rows)), sent_at))
+            calls.append(Call(member, rows, part, self._lines.send(member, part), sent_at))
         drafted: list[tuple[np.ndarray, Proposal]] = []
         missing: list[int] = []
         for call, reply in self._replies(calls):
@@ -228,12 +234,34 @@ class RemoteDrafter:
             raise CacheMiss(missing)
         return gathered(drafted, len(request.wanted))
 
-    def _by_home(self, request: DraftRequest) -> list[tuple[Member, np.ndarray]]:
-        """The rows that each worker is to draft."""
+    def _by_home(self, request: DraftRequest) -> list[tuple[Member, np.ndarray, DraftRequest]]:
+        """The rows that each worker is to draft, and its part of the request."""
         feed = request.feed
         at = [self._homes.at(*pair) for pair in zip(feed.sequences.tolist(), feed.slots.tolist(), strict=True)]
-        homes = {home: [i for i, found in enumerate(at) if found == home] for home in at if home is not None}
-        return [(self._homes.standings[home].member, np.array(rows)) for home, rows in sorted(homes.items())]
+        parts = []
+        for home in sorted({home for home in at if home is not None}):
+            standing, rows = self._homes.standings[home], np.array([i for i, found in enumerate(at) if found == home])
+            if standing.late_since is None:
+                parts.append((standing.member, rows, rows_of(request, rows)))
+            else:
+                standing.unsure.update(feed.slots[rows].tolist())
+        return parts
+
+    def _check_unsure(self, parts: Sequence[tuple[Member, np.ndarray, DraftRequest]]) -> None:
+        """CacheMiss for rows that rely on what may be missing; the slots of the others will be known again."""
+        missing: list[int] = []
+        for member, _, part in parts:
+            unsure, feed = self._homes.standings[member.home].unsure, part.feed
+            copied = {copy.target: copy.source for copy in part.copies}
+            for sequence, slot, cached in zip(
+                feed.sequences.tolist(), feed.slots.tolist(), feed.cached.tolist(), strict=True
+            ):
+                if cached and copied.get(slot, slot) in unsure:
+                    missing.append(sequence)
+        if missing:
+            raise CacheMiss(missing)
+        for member, _, part in parts:
+            self._homes.standings[member.home].unsure.difference_update(part.feed.slots.tolist())
 
     def _replies(self, calls: Sequence[Call]) -> list[tuple[Call, Proposal | CacheMiss | None]]:
         """The replies that came in time; None for one that cannot be used."""
@@ -276,7 +304,9 @@ class RemoteDrafter:
                 return
             for ref in self._answered(list(late)):
                 call = late.pop(ref)
-                self._hear(call)  # of the drafts nothing can be used any more; a miss will be repeated
+                standing = self._homes.standings.get(call.member.home)
+                if isinstance(self._hear(call), CacheMiss) and standing is not None:
+                    standing.unsure.update(call.request.feed.slots.tolist())
             self._late = {}
             for standing in self._homes.standings.values():
                 standing.late_since = None

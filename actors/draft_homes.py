@@ -33,6 +33,7 @@ class Standing:
     most: float = math.inf  # own sequences: with more it ran out of memory
     late_since: float | None = None  # it was asked then, and still owes an answer that nobody waits for
     own: int = 0  # sequences of this replica
+    unsure: set[int] = field(default_factory=set)  # slots that may not hold what the scheduler believes
 
 
 @dataclass
@@ -71,10 +72,9 @@ class Homes:
         return standing.member.home if standing.late_since is None else None
 
     def at(self, handle: int, slot: int) -> int | None:
-        """Where `find` has put a sequence, if it can be asked for there."""
+        """Where `find` has put a sequence, unless it was lost since."""
         sequence, home = self.places.get(slot, (None, None))
-        standing = None if home is None else self.standings.get(home)
-        return home if sequence == handle and standing is not None and standing.late_since is None else None
+        return home if sequence == handle and home in self.standings else None
 
     def begin_step(self) -> None:
         """As many sequences as may be moved in a step may be moved again."""

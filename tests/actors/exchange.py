@@ -19,6 +19,7 @@ from pipeline.step import empty_proposal
 
 TRAITS = Traits(True, 100)
 HANG = math.inf
+REFUSAL = CacheMiss([])  # among a desk's failures: it does nothing and calls its first row missing
 
 
 def continuation(tokens: Sequence[int]) -> int:
@@ -116,6 +117,8 @@ class Exchange:
         desk = self.desks[home]
         desk.owed -= 1
         failure = desk.failures.pop(0) if desk.failures else None
+        if failure is REFUSAL:
+            raise CacheMiss(request.feed.sequences[:1])
         if failure is not None:
             raise failure
         return Drafted(desk.slots.draft(request), desk.others, at - sent_at)
@@ -147,9 +150,12 @@ class Replica:
         self.next += 1
         return Text(self.next, slot, [self.next % 50] * length)
 
-    def renew(self, slot: int, length: int = 3) -> None:
-        """Another sequence takes the slot."""
-        self.texts[slot] = self.new(slot, length)
+    def renew(self, slot: int, length: int = 3, shared: int = 0) -> None:
+        """Another sequence takes the slot; `shared` of its first tokens are those of the old one, as far as drafted."""
+        old, new = self.texts[slot], self.new(slot, length)
+        new.cached = min(shared, old.cached)
+        new.home, new.tokens = old.home, old.tokens[: new.cached] + new.tokens
+        self.texts[slot] = new
 
     def homes(self) -> list[int | None]:
         return [self.drafter.homes(text.handle, text.slot) for text in self.texts]
@@ -191,7 +197,7 @@ class Replica:
             proposal = self.drafter.propose(request)
         except CacheMiss as miss:
             for text in self.texts:
-                if text.handle in miss.sequences:
+                if text.handle in miss.sequences or not text.opened:
                     text.cached, text.opened = 0, False
             return
         for b, (text, home) in enumerate(rows):

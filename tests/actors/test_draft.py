@@ -18,7 +18,7 @@ from actors.roster import Member
 from actors.shared_drafter import Drafted
 from pipeline.errors import CacheMiss, OutOfMemory, WorkerLost
 from pipeline.messages import DraftRequest
-from tests.actors.exchange import HANG, TRAITS, Exchange, Replica, request_of
+from tests.actors.exchange import HANG, REFUSAL, TRAITS, Exchange, Replica, request_of
 
 TIMEOUT = 60.0
 
@@ -254,6 +254,40 @@ class TestLateWorkers:
         assert left[-1] == 1
 
 
+    def test_who_relies_on_what_a_late_worker_did_not_do_is_told_so(self) -> None:
+        """The worker holds an earlier sequence's tokens in that slot, enough of them, and would not notice."""
+        drafter, exchange = remote(1)
+        replica = used_to_it(Replica(drafter, 1, [3]))
+        replica.renew(0, length=30)
+        exchange.desks[1].seconds, exchange.desks[1].failures = 1.0, [REFUSAL]
+        assert replica.step() == [0]
+        exchange.desks[1].seconds = 0.01
+        exchange.now += 1.0
+        replica.renew(0, shared=10)
+        asked = len(exchange.desks[1].requests)
+        assert replica.step() == [0]
+        assert len(exchange.desks[1].requests) == asked  # the miss came from here
+        assert replica.step() == [2]
+
+    def test_so_is_who_relies_on_rows_that_were_never_sent(self) -> None:
+        drafter, exchange = remote(1)
+        replica = used_to_it(Replica(drafter, 1, [3, 3]))
+        exchange.desks[1].seconds = 1.0
+
+        def late_for_another_cohort() -> None:
+            other = request_of(2, [(7, 0, [1])])
+            drafter.homes(int(other.feed.sequences[0]), 7)
+            drafter.propose(other)
+
+        replica.renew(0, length=30)
+        assert replica.step(late_for_another_cohort) == [0, 0]
+        exchange.desks[1].seconds = 0.01
+        exchange.now += 1.0
+        replica.renew(0, shared=10)
+        assert replica.step() == [0, 0]
+        assert replica.step() == [2, 2]
+
+
 class TestLostWorkers:
     def test_its_sequences_go_to_others_at_once_and_are_fed_from_the_first_token(self) -> None:
         drafter, exchange = remote(1, 2)
@@ -413,8 +447,10 @@ def troubled(seed: int) -> None:
             desk.slots.held.clear()
         elif event < 0.1:
             desk.failures.append(OutOfMemory("no memory") if event < 0.07 else WorkerLost("gone"))
+        elif event < 0.12:
+            desk.failures.append(REFUSAL)
         elif event < 0.15:
-            replica.renew(int(rng.integers(8)))
+            replica.renew(int(rng.integers(8)), shared=int(rng.integers(20)))
         elif event < 0.2:
             up = [*up[1:], max(exchange.desks) + 1]
             exchange.desks[up[-1]] = type(desk)()

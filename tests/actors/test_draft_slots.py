@@ -78,9 +78,10 @@ def test_what_another_left_in_a_slot_never_passes_for_a_prefix() -> None:
     assert slots(localised(table, request_of(3, [(0, 0, [9])]))) == [0]
     table = SlotTable(9)
     localised(table, request_of(1, [(0, 0, [1, 2, 3])]))
-    missed = localised(table, request_of(2, [(4, 0, [1]), (5, 2, [9])], [PrefixCopy(0, 5, 2)]))
-    assert isinstance(missed, CacheMiss)
-    assert missed.sequences == ((2 << 40) + 6,)
+    for source in (0, 4):  # the one was never asked about, the other has only just got a slot
+        missed = localised(table, request_of(2 + source, [(4, 0, [1]), (5, 2, [9])], [PrefixCopy(source, 5, 2)]))
+        assert isinstance(missed, CacheMiss)
+        assert missed.sequences == ((2 + source << 40) + 6,)
 
 
 def test_load_is_what_other_replicas_asked_about_lately() -> None:
