@@ -16,6 +16,7 @@ from actors.roster import Member
 SMOOTHING = 0.2  # weight of the newest reply's seconds
 PROVEN = 8  # replies after which a worker's seconds say something about it
 SLOW = 2.5  # times the others' median
+NOISE = 0.02  # seconds: no worker is slow that answers within them
 MOVES = 2  # sequences that a slow worker loses per step
 SHORTEST_PATIENCE = 0.25  # seconds
 PATIENCE = 4.0  # times the usual seconds, until a worker is late for a step
@@ -97,7 +98,7 @@ class Homes:
         """Seconds within which it must answer, or is late for this step; at most `longest`."""
         standing = self.standings[home]
         if self._is_slow(standing, now):
-            return min(longest, PATIENCE_WITH_SLOW * self._usual(standing))
+            return min(longest, max(NOISE, PATIENCE_WITH_SLOW * self._usual(standing)))
         seconds = [s.seconds for s in self.standings.values() if s.seconds is not None]
         return min(longest, max(SHORTEST_PATIENCE, PATIENCE * median(seconds))) if seconds else longest
 
@@ -122,7 +123,8 @@ class Homes:
 
     def _is_slow(self, standing: Standing, now: float) -> bool:
         proven = standing.replies >= PROVEN or standing.late_since is not None
-        return proven and self._usual(standing) > 0 and self._seconds(standing, now) > SLOW * self._usual(standing)
+        usual = self._usual(standing)
+        return proven and usual > 0 and self._seconds(standing, now) > max(NOISE, SLOW * usual)
 
     def _pace(self, standing: Standing, now: float | None = None) -> float:
         """Its seconds per reply, relative to the others' median; 1 where nothing can be said."""

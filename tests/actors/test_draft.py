@@ -157,6 +157,9 @@ class TestSteps:
         proposal = drafter.propose(request_of(1, [(0, 0, [1, 2]), (1, 0, [3])]))
         assert proposal.lengths.tolist() == [2, 0]
         assert len(exchange.desks[1].requests[0].wanted) == 1
+        stranger = request_of(2, [(0, 0, [1, 2])])  # in the slot of somebody who has a home
+        assert drafter.propose(stranger).lengths.tolist() == [0]
+        assert len(exchange.desks[1].requests) == 1
         proposal = drafter.propose(request_of(1, [(1, 0, [3])]))
         assert (proposal.tokens.shape, proposal.lengths.tolist()) == ((1, 0), [0])
 
@@ -174,7 +177,8 @@ class TestSteps:
 
         with ThreadPoolExecutor(3) as threads:
             steps = [each.result(60) for each in [threads.submit(work, cohort) for cohort in cohorts]]
-        assert steps == [[[2] * 4] * 30] * 3
+        drafted = sum(length for cohort in steps for step in cohort for length in step)
+        assert drafted > 0.8 * 3 * 30 * 4 * 2  # all, but for what a busy machine makes late
         assert office.at_once > 2
 
 
@@ -376,6 +380,11 @@ class TestSlowWorkers:
         drafter, exchange = remote(1, 2)
         replica = Replica(drafter, 1, [3] * 8)
         exchange.desks[2].seconds = 0.02
+        used_to_it(replica, 60)
+        assert self.served(replica) == {1: 4, 2: 4}
+        drafter, exchange = remote(1, 2)
+        replica = Replica(drafter, 1, [3] * 8)
+        exchange.desks[1].seconds, exchange.desks[2].seconds = 0.001, 0.015  # the one's luck, or the other's
         used_to_it(replica, 60)
         assert self.served(replica) == {1: 4, 2: 4}
         drafter, exchange = remote(1, 2)

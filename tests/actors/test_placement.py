@@ -195,8 +195,8 @@ class TestRefusals:
              "choose separate, or the same nodes for both"),
             (job(None, "colocated", gpus=2), ARCHIVE, "decoding.placement: colocated is one process, and target.gpus "
              "asks for 2 ranks: choose separate or auto"),
-            (job({**MODEL, "gpus": 2}, "colocated", gpus=1), on(8, gpus=4), "decoding.placement: colocated is one process, "
-             "and draft.gpus asks for 2 ranks: choose separate or auto"),
+            (job({**MODEL, "gpus": 2}, "colocated", gpus=1), on(8, gpus=4), "decoding.placement: colocated is one "
+             "process, and draft.gpus asks for 2 ranks: choose separate or auto"),
             (job(gpus=4, replicas=5, accelerator="H100"), ARCHIVE, "target.replicas: 5 targets of 4 H100 each are "
              "wanted, and the cluster has room for 4: set it to at most 4, or to auto"),
             (job({**ON_ARCHIVE, "replicas": 6}, gpus=8, accelerator="H100"), ARCHIVE, "draft.replicas: 6 draft workers "
