@@ -402,6 +402,25 @@ class TestSlowWorkers:
         used_to_it(replica, 40)
         assert exchange.now - before < 40 * 2 * exchange.desks[1].seconds
 
+    def test_new_sequences_go_where_they_are_drafted_soonest(self) -> None:
+        drafter, exchange = remote(1, 2)
+        replica = Replica(drafter, 1, [3] * 12)
+        exchange.desks[2].seconds = 0.02
+        used_to_it(replica)
+        assert self.served(replica) == {1: 6, 2: 6}
+        for slot in range(12):
+            replica.renew(slot)
+        assert self.served(replica) == {1: 8, 2: 4}
+
+    def test_an_answer_that_lay_there_for_long_does_not_make_a_worker_slow(self) -> None:
+        drafter, exchange = remote(1)
+        replica = used_to_it(Replica(drafter, 1, [3] * 4))
+        exchange.desks[1].seconds = 0.3
+        assert replica.step() == [0] * 4
+        exchange.now += 30.0  # the target's step
+        assert drafter.ready()
+        assert 0.01 < (drafter._homes.standings[1].seconds or 0) < 0.1
+
     def test_one_that_recovers_gets_new_sequences_again(self) -> None:
         drafter, exchange = remote(1, 2)
         replica = used_to_it(Replica(drafter, 1, [3] * 8))
