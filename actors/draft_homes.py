@@ -64,7 +64,7 @@ class Homes:
         if sequence != handle or standing is None or self._leaves(standing, now):
             if standing is not None:
                 standing.own -= 1
-            standing = self._choose()
+            standing = self._choose(now)
             if standing is None:
                 self.places.pop(slot, None)
                 return None
@@ -102,15 +102,15 @@ class Homes:
         seconds = [s.seconds for s in self.standings.values() if s.seconds is not None]
         return min(longest, max(SHORTEST_PATIENCE, PATIENCE * median(seconds))) if seconds else longest
 
-    def _choose(self) -> Standing | None:
+    def _choose(self, now: float) -> Standing | None:
         fit = [s for s in self.standings.values() if s.late_since is None and s.own < s.most]
-        return min(fit, key=lambda s: (s.others + s.own + 1) * self._pace(s), default=None)
+        return min(fit, key=lambda s: (s.others + s.own + 1) * self._pace(s, now), default=None)
 
     def _leaves(self, standing: Standing, now: float) -> bool:
         """One of its sequences had better go elsewhere."""
         if standing.own > standing.most:
             return True
-        if not self.moves or standing.own <= 1 or not self._is_slow(standing, now) or self._choose() is None:
+        if not self.moves or standing.own <= 1 or not self._is_slow(standing, now) or self._choose(now) is None:
             return False
         leaves = standing.own > math.ceil(self._share(standing, now))
         self.moves -= leaves
@@ -126,13 +126,12 @@ class Homes:
         usual = self._usual(standing)
         return proven and usual > 0 and self._seconds(standing, now) > max(NOISE, SLOW * usual)
 
-    def _pace(self, standing: Standing, now: float | None = None) -> float:
-        """Its seconds per reply, relative to the others' median; 1 where nothing can be said."""
-        usual, own = self._usual(standing), self._seconds(standing, now)
-        return own / usual if usual > 0 and own > 0 else 1.0
+    def _pace(self, standing: Standing, now: float) -> float:
+        """Its seconds per reply; the others' where it has not replied yet."""
+        return self._seconds(standing, now) or self._usual(standing) or 1.0
 
-    def _seconds(self, standing: Standing, now: float | None) -> float:
-        waited = 0.0 if now is None or standing.late_since is None else now - standing.late_since
+    def _seconds(self, standing: Standing, now: float) -> float:
+        waited = 0.0 if standing.late_since is None else now - standing.late_since
         return max(standing.seconds or 0.0, waited)
 
     def _usual(self, standing: Standing) -> float:
