@@ -522,6 +522,7 @@ def test_slots_beyond_the_first_come_into_being_and_can_be_let_go() -> None:
     np.testing.assert_allclose(run(made, [row])[0], pair.expected(text), **CLOSE)
     made.release()
     assert not len(made.held)
+    assert made.texts.tokens.size == made._ends.tokens.size == made.inner.texts.tokens.size == 0
     with pytest.raises(CacheMiss):
         made.open((), (), feed([(2, 2 * far, 6, [text[0]])]))
     made.open(openings(2), (), feed([(2, 1, 0, text)]))
