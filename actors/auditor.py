@@ -44,11 +44,12 @@ def audit_on_ray(config: JobConfig, questions: Sequence[Question], effort: Effor
     """Audit a job where its target has room, which need not be where this process runs.
 
     Target and draft share one worker, wherever the job puts its drafts: what is audited is what they compute. So do the
-    ranks of a target, which must fit on one GPU.
+    ranks of either, which must fit on one GPU.
     """
     together = config.decoding.model_copy(update={"placement": "colocated"})
     target = config.target.model_copy(update={"replicas": 1, "gpus": min(config.target.gpus, 1)})
-    config = config.model_copy(update={"decoding": together, "target": target})
+    drafts = tuple(draft.model_copy(update={"gpus": min(draft.gpus, 1)}) for draft in config.draft)
+    config = config.model_copy(update={"decoding": together, "target": target, "draft": drafts})
     with ray_session():
         seats = reserve(arrange(config), config.decoding.placement_timeout)
         try:

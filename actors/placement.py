@@ -117,7 +117,7 @@ def place(config: JobConfig, nodes: Sequence[Node]) -> Placement:
     wanted = config.decoding.placement
     if wanted != "auto":
         return _place(config, apart if wanted == "separate" else together, nodes)
-    if config.target.gpus > 1:
+    if _ranks(config):
         return _place(config, apart, nodes)
     if not apart.workers or len(nodes) == 1:
         return _place(config, together, nodes)
@@ -159,7 +159,7 @@ def demand(config: JobConfig) -> list[tuple[Bundle, ...]]:
     A GPU's worker asks for no core, since nobody knows how many there will be.
     """
     target, decoding = config.target, config.decoding
-    apart = decoding.placement == "separate" or (decoding.placement == "auto" and target.gpus > 1)
+    apart = decoding.placement == "separate" or (decoding.placement == "auto" and bool(_ranks(config)))
     rules, unknown = _Rules.of(config, separate=apart), Node("to come", 0)
     least = rules.threads or 1
     gpus = (1,) * rules.gpus if apart else (rules.gpus,)
@@ -290,12 +290,20 @@ def _in_use(bundles: Iterable[Bundle]) -> tuple[Counter[str], Counter[str]]:
 # --- who goes where -----------------------------------------------------------------------------------------
 
 
+def _ranks(config: JobConfig) -> str:
+    """Which model takes several processes; empty where none does."""
+    draft = drafting(config)
+    drafts = draft.gpus if draft is not None and draft.kind == "model" else 0
+    counts = {"target.gpus": config.target.gpus, "draft.gpus": drafts}
+    return next((f"{key} asks for {count}" for key, count in counts.items() if count > 1), "")
+
+
 def _place(config: JobConfig, rules: _Rules, nodes: Sequence[Node]) -> Placement:
     """A target that computes on the processor has its node's cores for itself, unless it does not work out so."""
-    if not rules.separate and config.target.gpus > 1:
+    several = _ranks(config)
+    if not rules.separate and several:
         raise ConfigError(
-            f"decoding.placement: colocated is one process, and target.gpus asks for {config.target.gpus} ranks: "
-            "choose separate or auto"
+            f"decoding.placement: colocated is one process, and {several} ranks: choose separate or auto"
         )
     asked = config.target.replicas
     wanted = None if asked == "auto" else asked

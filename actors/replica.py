@@ -11,8 +11,6 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
-import torch
-
 from actors.draft import Draft, RemoteDrafter
 from actors.draft_pool import DraftPool
 from actors.publications import Publications
@@ -26,6 +24,7 @@ from actors.worker import LOADING_SECONDS, Worker
 from pipeline.answering import Answerer
 from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.assembly import Setup, agree, load_drafter, load_verifier, make_decoder, set_threads
+from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import NightdeskError, WorkerLost
 from pipeline.output.plan import Shard
 from pipeline.output.store import open_store
@@ -152,8 +151,3 @@ def portable(error: Exception) -> Exception:
         copy = RuntimeError(f"{type(error).__name__}: {error}")
     copy.add_note(trace)
     return copy
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Processors and GPUs say it in different ways."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

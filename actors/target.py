@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-import ray
-from torch.distributed import TCPStore
-
+from actors.meeting import Meeting
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
-from pipeline.engine.parallel import Group, host, join, visit
 from pipeline.engine.verifier import TargetVerifier
-from pipeline.errors import StepFailed, WorkerLost
+from pipeline.errors import OutOfMemory, StepFailed, WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
 
 ATTEMPTS = 3  # workers that may be lost one after another while loading
-SHORTEST_COLLECTIVE = 60.0  # seconds: the owner ends a late group long before, and this is for when it cannot
 
 
 class Target:
@@ -27,26 +24,20 @@ class Target:
         set_threads(threads)
         self.config = config
         self.setup = setup
-        self.rank = rank
-        self.store: TCPStore | None = None
+        self.meeting = Meeting(rank, config.decoding.step_timeout)
         self.verifier: TargetVerifier | None = None
 
     def listen(self) -> tuple[str, int]:
-        """Where the ranks are to meet: asked of rank 0, whose process holds the port from now on."""
-        address = ray.util.get_node_ip_address()
-        self.store = host(address)
-        return address, self.store.port
+        """See `Meeting.listen`."""
+        return self.meeting.listen()
 
-    def ready(self, meeting: tuple[str, int] | None = None) -> bool:
+    def ready(self, place: tuple[str, int] | None = None) -> bool:
         """Meet the other ranks, if there are any, and load, if that has not been done."""
         if self.verifier is None:
-            self.verifier = load_verifier(self.config, self.setup, None if meeting is None else self._join(*meeting))
+            ranks, device = self.config.target.gpus, self.setup.device
+            group = None if place is None else self.meeting.join(place, ranks, device)
+            self.verifier = load_verifier(self.config, self.setup, group)
         return True
-
-    def _join(self, address: str, port: int) -> Group:
-        timeout = max(self.config.decoding.step_timeout, SHORTEST_COLLECTIVE)
-        self.store = self.store or visit(address, port)
-        return join(self.store, self.rank, self.config.target.gpus, self.setup.device, timeout)
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
         """See `decode.Verifier`."""
@@ -56,6 +47,8 @@ class Target:
 
 class VerifyingWorker(Protocol):
     """What a `RemoteVerifier` needs of a worker; `actors.target_group` has it."""
+
+    several: bool  # ranks, which one that runs out of memory leaves out of step
 
     def wait_ready(self) -> Any:
         """Return when it has loaded; raise what loading raised, or WorkerLost."""
@@ -86,6 +79,8 @@ class RemoteVerifier:
         self.notice = notice
         self.worker = create()
         self._replacing = threading.Lock()
+        self._counting = threading.Lock()
+        self._asking = 0  # calls under way
 
     def wait_ready(self) -> None:
         """Return when a worker has loaded; raise what loading raised, or WorkerLost."""
@@ -94,26 +89,50 @@ class RemoteVerifier:
                 self.worker.wait_ready()
                 return
             except WorkerLost as loss:
-                self._replace(loss)
+                self._replace(f"{loss}; replacing it")
         try:
             self.worker.wait_ready()
         except WorkerLost as loss:
             raise WorkerLost(f"{loss}; lost {ATTEMPTS} times in a row while loading") from None
 
     def verify(self, request: VerifyRequest) -> VerifyReply:
-        """Ask the worker. StepFailed when it is lost, and another has taken its place; WorkerLost when none could."""
+        """Ask the worker. StepFailed when it is lost, and another has taken its place; WorkerLost when none could.
+
+        OutOfMemory: nothing is cached any more, and the same would happen again.
+        """
         worker = self.worker
         try:
-            reply: VerifyReply = worker.ask("verify", request, self.step_timeout)
+            with self._asked() as asked:
+                reply: VerifyReply = worker.ask("verify", request, asked * self.step_timeout)
         except WorkerLost as loss:
-            with self._replacing:
-                if self.worker is worker:
-                    self._replace(loss)
-                    self.wait_ready()
+            self._replaced(worker, f"{loss}; replacing it")
             raise StepFailed(str(loss)) from None
+        except OutOfMemory as exhausted:
+            if worker.several:
+                self._replaced(worker, f"{exhausted}; its ranks are replaced")
+            raise
         return reply
 
-    def _replace(self, loss: WorkerLost) -> None:
+    @contextmanager
+    def _asked(self) -> Iterator[int]:
+        """How many steps the worker has to take until this one is done."""
+        with self._counting:
+            self._asking += 1
+            asked = self._asking
+        try:
+            yield asked
+        finally:
+            with self._counting:
+                self._asking -= 1
+
+    def _replaced(self, worker: VerifyingWorker, why: str) -> None:
+        """Return when another worker has loaded in its place, by whomever it was replaced."""
+        with self._replacing:
+            if self.worker is worker:
+                self._replace(why)
+                self.wait_ready()
+
+    def _replace(self, why: str) -> None:
         self.worker.end()
-        self.notice(f"{loss}; replacing it")
+        self.notice(why)
         self.worker = self.create()

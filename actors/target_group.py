@@ -7,6 +7,7 @@ lost as a whole, and its owner makes a new one (`actors.target.RemoteVerifier`).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -38,10 +39,11 @@ class TargetGroup:
 
     def __init__(self, seats: Sequence[Place], config: JobConfig, setup: Setup) -> None:
         """`seats` are on one node, with one GPU each where there are several."""
-        several = len(seats) > 1
-        self.names = [f"target rank {rank}" for rank in range(len(seats))] if several else ["the target worker"]
+        self.several = len(seats) > 1
+        self.names = [f"target rank {i}" for i in range(len(seats))] if self.several else ["the target worker"]
         self.handles = [seat.create(Target, config, setup, seat.threads, rank) for rank, seat in enumerate(seats)]
-        meeting = self.handles[0].listen.remote() if several else None  # Ray hands on what rank 0 says
+        meeting = self.handles[0].listen.remote() if self.several else None  # Ray hands on what rank 0 says
+        self._sending = threading.Lock()
         self._loaded = [handle.ready.remote(meeting) for handle in self.handles]
 
     def wait_ready(self) -> Any:
@@ -49,8 +51,10 @@ class TargetGroup:
         return self._answers(self._loaded, LOADING_SECONDS)
 
     def ask(self, method: str, argument: Any, seconds: float) -> Any:
-        """Call a method of all ranks; rank 0's answer, once all have answered."""
-        return self._answers([getattr(handle, method).remote(argument) for handle in self.handles], seconds)
+        """Call a method of all ranks; rank 0's answer, once all have answered. Several threads may ask at once."""
+        with self._sending:  # all ranks must hear the same in the same order
+            calls = [getattr(handle, method).remote(argument) for handle in self.handles]
+        return self._answers(calls, seconds)
 
     def end(self) -> None:
         """End all processes, whether they answer or not."""
@@ -77,7 +81,7 @@ class TargetGroup:
                 answers[rank] = answer(done[0], seconds, self.names[rank])
             except CacheMiss as miss:
                 misses.append(miss)
-            except NightdeskError:  # a model that cannot be loaded; or the rank is dead, and that is the cause of all
+            except NightdeskError:  # the rank cannot load, is dead or out of memory, and that is the cause of all
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it was, this rank is out of step with the others
                 if not failed:

@@ -276,13 +276,15 @@ def cache_context(config: JobConfig, setup: Setup, prompts: Prompts) -> int:
 
 
 def memory_for(config: JobConfig, setup: Setup, context: int) -> Memory:
-    """Target and draft in one process; apart, each worker needs less. A target of several ranks: one rank's part."""
-    slots, ranks = setup.limits.slots, max(config.target.gpus, 1)
-    whole = memory_of(setup.target, config.target.dtype, setup.device, slots, context)
-    weights, cache = (-(-count // ranks) for count in whole)
+    """Target and draft in one process; apart, each worker needs less. Of a model on several ranks, one rank's part."""
+    models = [(setup.target, config.target.dtype, config.target.gpus)]
     if setup.draft is not None:
-        more = memory_of(setup.draft, config.draft[0].dtype, setup.device, slots, context)
-        weights, cache = weights + more[0], cache + more[1]
+        models.append((setup.draft, config.draft[0].dtype, config.draft[0].gpus))
+    weights = cache = 0
+    for checkpoint, dtype, gpus in models:
+        whole = memory_of(checkpoint, dtype, setup.device, setup.limits.slots, context)
+        parts = [-(-count // max(gpus, 1)) for count in whole]
+        weights, cache = weights + parts[0], cache + parts[1]
     return Memory(weights, cache, available_memory(setup.device))
 
 

@@ -432,7 +432,6 @@ WITHHELD = (
     Withheld("target.replicas", "more than one replica is", "use auto or 1", _among("auto", 1)),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
-    Withheld("draft.*.gpus", "tensor parallelism is", "use 0 or 1", _among(0, 1)),
     Withheld("draft.*.replicas", "more than one draft worker is", "use 1"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
     Withheld("tasks.*.schema", "typed answers are"),

@@ -419,7 +419,6 @@ WITHHELD = [
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
     ("draft", {"kind": "ngram", "replicas": 2}, "use 1"),
-    ("draft", {"kind": "ngram", "gpus": 2}, "use 0 or 1"),
     ("tasks.0.long", "chunk", "use truncate or error"),
     ("tasks.0.long", "map_reduce", "use truncate or error"),
     ("tasks.0.schema", {"type": "object"}, "typed answers"),

@@ -64,6 +64,7 @@ def agree(config: JobConfig) -> Setup:
             intersection = check_vocabularies(target, draft)
         else:
             check_same_tokenizer(target, draft)
+        require_divisible(draft, draft_config.gpus, "draft.gpus")
     device = choose_device(config.target.gpus)
     require_divisible(target, config.target.gpus)
     decoding = config.decoding
@@ -121,8 +122,16 @@ def load_verifier(config: JobConfig, setup: Setup, group: Group | None = None) -
     return TargetVerifier(runner, rule, setup.eos, compare_sampling=chooses)
 
 
-def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
-    """Load the drafter, if the job has one."""
+def draft_device(chosen: DraftConfig) -> str:
+    """Where a draft model computes: `cuda` or `cpu`."""
+    return "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
+
+
+def load_drafter(config: JobConfig, setup: Setup, group: Group | None = None) -> Drafter | None:
+    """Load the drafter, if the job has one, or one rank's part of it.
+
+    Every rank of a group drafts for every request: they draw the same tokens.
+    """
     chosen, limits = drafting(config), setup.limits
     if chosen is None:
         return None
@@ -132,9 +141,11 @@ def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
     both = setup.intersection
     # Another tokenizer may need more tokens for the same text; what is longer still goes on without drafts.
     context = min(limits.draft_context, limits.context if both is None else 2 * limits.context)
-    device = "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
+    if chosen.gpus > 1 and (group is None or group.ranks != chosen.gpus):
+        raise ConfigError(f"draft.gpus: {chosen.gpus} ranks need a worker each, and this is one process: set it to 1")
     vocabulary = setup.vocabulary if both is None else both.draft_vocabulary
-    inner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, vocabulary)
+    device = draft_device(chosen)
+    inner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, vocabulary, group)
     runner = inner if both is None else TranslatingRunner(inner, both)
     coupled = config.decoding.rule == "coupled"
     return ModelDrafter(runner, chosen.support, chosen.sampling, limits.prefill_chunk, coupled, setup.eos)

@@ -19,7 +19,7 @@ SMALLEST_CAPACITY = 128  # tokens; below this, growing costs more than the memor
 
 
 class KVCache:
-    """Buffers `[slots, kv_heads, capacity, head_dim]`, a pair per layer; capacity grows by doubling."""
+    """Buffers `[slots, kv_heads, capacity, head_dim]`, a pair per layer; slots and capacity grow by doubling."""
 
     def __init__(
         self,
@@ -31,7 +31,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`limit` is the longest sequence in tokens: capacity never grows beyond it."""
+        """`slots` are there at once, and more when they are asked for. `limit` is the longest sequence in tokens:
+        capacity never grows beyond it.
+        """
         self.slots = slots
         self.limit = limit
         self.capacity = min(SMALLEST_CAPACITY, limit)
@@ -44,16 +46,30 @@ class KVCache:
         if tokens <= self.capacity:
             return
         assert tokens <= self.limit, f"{tokens} tokens in a slot of at most {self.limit}"
-        capacity = self.capacity
+        capacity = max(self.capacity, SMALLEST_CAPACITY)
         while capacity < tokens:
             capacity *= 2
-        capacity = min(capacity, self.limit)
+        self._resize(self.slots, min(capacity, self.limit))
+
+    def ensure_slots(self, slots: int) -> None:
+        """Make room for so many sequences, keeping what is there."""
+        if slots > self.slots:
+            self._resize(max(slots, 2 * self.slots), self.capacity)
+
+    def release(self) -> None:
+        """Let go of all memory and of what it held; it is taken anew when it is needed."""
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
-                new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-                new[:, :, : self.capacity] = old
+                buffers[layer] = old.new_zeros(0, old.shape[1], 0, old.shape[3])
+        self.slots = self.capacity = 0
+
+    def _resize(self, slots: int, capacity: int) -> None:
+        for buffers in (self.keys, self.values):
+            for layer, old in enumerate(buffers):
+                new = old.new_zeros(slots, old.shape[1], capacity, old.shape[3])
+                new[: self.slots, :, : self.capacity] = old
                 buffers[layer] = new
-        self.capacity = capacity
+        self.slots, self.capacity = slots, capacity
 
     def copy(self, copies: Iterable[PrefixCopy]) -> None:
         """Copy prefixes from slot to slot, in the order given."""

@@ -1,4 +1,4 @@
-"""A target on several ranks: which models divide, how ranks meet, and the shards of a model as plain layers.
+"""A model on several ranks: which models divide, how ranks meet, and the shards of a model as plain layers.
 
 transformers shards the weights by its own tensor-parallel plan while it loads them, so no rank ever holds the whole
 model. Its hooks around every layer are then replaced by layers that compute on plain tensors and do one collective
@@ -42,22 +42,22 @@ def choose_device(gpus: int) -> str:
     raise ConfigError("target.gpus: no CUDA device here; set it to 0 to run on the processor")
 
 
-def require_divisible(checkpoint: Checkpoint, ranks: int) -> None:
-    """ConfigError, with the arithmetic, unless every rank gets the same number of heads. Loads no weights."""
+def require_divisible(checkpoint: Checkpoint, ranks: int, key: str = "target.gpus") -> None:
+    """ConfigError at `key`, with the arithmetic, unless every rank gets the same number of heads. Loads no weights."""
     config = checkpoint.config()
     counts = {"attention heads": config.num_attention_heads, "key-value heads": config.num_key_value_heads}
     for what, count in counts.items():
         if ranks > 1 and count % ranks:
             fitting = [n for n in range(1, min(counts.values()) + 1) if not any(c % n for c in counts.values())]
             raise ConfigError(
-                f"target.gpus: {checkpoint.name} has {count} {what}, and {count} = {ranks} × {count // ranks} + "
+                f"{key}: {checkpoint.name} has {count} {what}, and {count} = {ranks} × {count // ranks} + "
                 f"{count % ranks} cannot be divided among {ranks} ranks: use one of {', '.join(map(str, fitting))}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This process's place among the ranks of a target, after it has joined them."""
+    """This process's place among the ranks of a model, after it has joined them."""
 
     rank: int
     ranks: int

@@ -30,7 +30,8 @@ class Runner:
     """A causal language model and the sequences that it holds."""
 
     def __init__(self, model: torch.nn.Module, slots: int, context: int, vocabulary: int, ranks: int = 1) -> None:
-        """`context` bounds prompt and generated tokens; ids >= `vocabulary` never appear in logits.
+        """`slots` are there at once, and more when they are fed. `context` bounds prompt and generated tokens; ids >=
+        `vocabulary` never appear in logits.
 
         A model that is divided among `ranks` caches the keys and values of its own heads.
         """
@@ -78,6 +79,7 @@ class Runner:
 
     def open(self, openings: Sequence[Opening], copies: Sequence[PrefixCopy], feed: Feed) -> None:
         """Take in new sequences and prefix copies; raise `CacheMiss` for rows whose prefix is not held."""
+        self._ensure_slots(slots_named(feed, copies))
         for c in copies:  # one by one: a copy may be the source of a later one
             if self.held[c.source] < c.length:
                 raise CacheMiss(feed.sequences[feed.slots == c.target])
@@ -120,6 +122,34 @@ class Runner:
         """Forget a slot that met non-finite numbers."""
         self.cache.scrub(slot)
         self.held[slot] = 0
+
+    def release(self) -> None:
+        """Forget all sequences, and give the memory back that held them."""
+        self.cache.release()
+        self.texts.release()
+        self.owners = self.owners[:0]
+        self.held = self.held[:0]
+        self.openings.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _ensure_slots(self, slots: int) -> None:
+        self.cache.ensure_slots(slots)
+        self.owners = grown(self.owners, slots, NOBODY)
+        self.held = grown(self.held, slots, 0)
+
+
+def slots_named(feed: Feed, copies: Sequence[PrefixCopy]) -> int:
+    """One more than the highest slot in a request."""
+    return 1 + max([-1, *feed.slots.tolist(), *(slot for c in copies for slot in (c.source, c.target))])
+
+
+def grown(values: np.ndarray, length: int, fill: int) -> np.ndarray:
+    """An array with room for `length` values: itself, or a copy of at least twice its length, `fill` behind its own."""
+    if length <= len(values):
+        return values
+    more = max(length, 2 * len(values)) - len(values)
+    return np.concatenate([values, np.full(more, fill, dtype=values.dtype)])
 
 
 def _interleave(feed: Feed, extra_tokens: Sequence[np.ndarray]) -> np.ndarray:

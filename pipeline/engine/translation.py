@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pipeline.engine.intersection import Intersection
-from pipeline.engine.runner import Runner
+from pipeline.engine.runner import Runner, grown, slots_named
 from pipeline.engine.token_store import TokenStore
 from pipeline.errors import CacheMiss
 from pipeline.messages import Feed, Opening, PrefixCopy
@@ -44,7 +44,6 @@ class TranslatingRunner:
         self.model = inner.model
         self.device = inner.device
         self.vocabulary = intersection.vocabulary
-        self.owners = inner.owners
         self.openings = inner.openings
         self.texts = TokenStore(slots)
         self.held = np.zeros(slots, dtype=np.int64)  # [slots] target tokens; those beyond the capacity included
@@ -59,6 +58,7 @@ class TranslatingRunner:
 
     def open(self, openings: Sequence[Opening], copies: Sequence[PrefixCopy], feed: Feed) -> None:
         """As `Runner.open`."""
+        self.held = grown(self.held, slots_named(feed, copies), 0)
         for c in copies:  # one by one: a copy may be the source of a later one
             if self.held[c.source] < c.length:
                 raise CacheMiss(feed.sequences[feed.slots == c.target])
@@ -121,10 +121,19 @@ class TranslatingRunner:
             self.inner.scrub(slot)
             self.held[slot] = 0
 
+    def release(self) -> None:
+        """As `Runner.release`."""
+        self.inner.release()
+        self.texts.release()
+        self._ends.release()
+        self.held = self.held[:0]
+
     def _written(self, slots_B: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
         """Draft tokens that write the first `lengths_B` target tokens of some slots."""
-        ends_B = self._ends.tokens[slots_B, np.maximum(lengths_B - 1, 0)]
-        return np.where(lengths_B > 0, ends_B, 0)
+        ends_B = np.zeros(len(slots_B), dtype=np.int64)
+        some = lengths_B > 0  # the others' slots may never have been written to
+        ends_B[some] = self._ends.tokens[slots_B[some], lengths_B[some] - 1]
+        return ends_B
 
 
 def _joined(feed: Feed, extra_tokens: Sequence[np.ndarray]) -> Feed:

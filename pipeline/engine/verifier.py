@@ -18,6 +18,7 @@ from torch import Tensor
 from pipeline import speculation
 from pipeline.engine.edits import Positions, edited
 from pipeline.engine.laws import Decoding, Laws, raw_log_probabilities
+from pipeline.engine.memory import released_on_exhaustion
 from pipeline.engine.runner import Runner
 from pipeline.messages import Feed, Opening, Proposal, Scores, Verdict, VerifyReply, VerifyRequest
 from pipeline.randomness import verdict_uniforms
@@ -38,9 +39,16 @@ class TargetVerifier:
         self.eos = tuple(eos)
         self.compare_sampling = compare_sampling
 
-    @torch.inference_mode()
     def verify(self, request: VerifyRequest) -> VerifyReply:
-        """Run the fed and drafted tokens and judge the rows that are final; the others get `next_token` -1."""
+        """Run the fed and drafted tokens and judge the rows that are final; the others get `next_token` -1.
+
+        OutOfMemory: the model ran out of it, and nothing is cached any more.
+        """
+        with released_on_exhaustion(self.runner, "the target"):
+            return self._verify(request)
+
+    @torch.inference_mode()
+    def _verify(self, request: VerifyRequest) -> VerifyReply:
         feed, proposal = request.feed, request.proposal
         self.runner.open(request.openings, request.copies, feed)
         drafted_B = np.where(request.final, np.asarray(proposal.lengths), 0)

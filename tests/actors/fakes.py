@@ -7,7 +7,9 @@ import signal
 import time
 from typing import Any
 
+from actors.shared_drafter import Drafted
 from pipeline.errors import NightdeskError, WorkerLost
+from tests.actors.exchange import TRAITS, Slots
 
 
 class FakeWorker:
@@ -17,6 +19,9 @@ class FakeWorker:
         self.name = name
         self.answers = [] if answers is None else answers
         self.loads = loads  # None: not yet
+        self.life: Any = True  # what it answers to a ping
+        self.handle = object()
+        self.several = False
         self.asked: list[Any] = []
         self.ended = False
 
@@ -24,9 +29,14 @@ class FakeWorker:
         return self.loads is not None and self.wait_ready() is not None
 
     def wait_ready(self) -> Any:
-        if isinstance(self.loads, NightdeskError):
+        if isinstance(self.loads, Exception):
             raise self.loads
         return self.loads
+
+    def shows_life(self, seconds: float) -> bool:
+        if isinstance(self.life, Exception):
+            raise self.life
+        return bool(self.life)
 
     def ask(self, method: str, argument: Any, seconds: float) -> Any:
         assert not self.ended, "a worker that was ended is asked"
@@ -78,3 +88,26 @@ class Puppet:
         if isinstance(part, float):
             time.sleep(part)
         return f"answer of {self.rank}"
+
+
+class Drafty:
+    """A draft worker's actor without a model; drafts slowly when it is told to."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.slots, self.seconds = Slots(), 0.0
+
+    def ready(self) -> Any:
+        return TRAITS
+
+    def ping(self) -> bool:
+        return True
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def take(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def propose(self, request: Any) -> Any:
+        time.sleep(self.seconds)
+        return Drafted(self.slots.draft(request), 0, self.seconds)

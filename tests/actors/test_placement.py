@@ -142,12 +142,15 @@ class TestSeveralNodes:
         assert len(placement.replicas) == 2
         assert seats(place(job(draft, gpus=4, replicas=1), on(8, 8, gpus=8))) == (["node-0"], ["node-1"] * 2)
 
-    def test_neighbours_are_one_process_unless_the_target_has_several_ranks(self) -> None:
+    def test_neighbours_are_one_process_unless_a_model_has_several_ranks(self) -> None:
         draft = {**MODEL, "gpus": 1, "accelerator": "H100"}
         nodes = [HEAD, *gpu_nodes("H100", 1, 4, 32)]
         assert not place(job(draft, gpus=1, accelerator="H100"), nodes).separate
         assert place(job(draft, gpus=2, accelerator="H100"), nodes).separate
         assert place(job(NGRAM, gpus=2, accelerator="H100"), nodes).separate
+        divided = place(job({**draft, "gpus": 2}, gpus=1, replicas=1, accelerator="H100"), nodes)
+        assert divided.separate
+        assert [bundle.gpus for bundle in divided.drafts] == [2]
 
     def test_the_head_is_taken_last(self) -> None:
         nodes = [Node("head", 16, head=True), Node("a", 4), Node("b", 4)]
@@ -192,6 +195,8 @@ class TestRefusals:
              "choose separate, or the same nodes for both"),
             (job(None, "colocated", gpus=2), ARCHIVE, "decoding.placement: colocated is one process, and target.gpus "
              "asks for 2 ranks: choose separate or auto"),
+            (job({**MODEL, "gpus": 2}, "colocated", gpus=1), on(8, gpus=4), "decoding.placement: colocated is one "
+             "process, and draft.gpus asks for 2 ranks: choose separate or auto"),
             (job(gpus=4, replicas=5, accelerator="H100"), ARCHIVE, "target.replicas: 5 targets of 4 H100 each are "
              "wanted, and the cluster has room for 4: set it to at most 4, or to auto"),
             (job({**ON_ARCHIVE, "replicas": 6}, gpus=8, accelerator="H100"), ARCHIVE, "draft.replicas: 6 draft workers "

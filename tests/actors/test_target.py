@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.target import RemoteVerifier
-from pipeline.errors import CacheMiss, ModelError, StepFailed, WorkerLost
+from pipeline.errors import CacheMiss, ModelError, OutOfMemory, StepFailed, WorkerLost
 from tests.actors.fakes import FakeWorker, dead
 
 
@@ -79,3 +79,23 @@ def test_a_worker_lost_while_loading_is_replaced_but_not_one_that_says_why_it_ca
     verifier, _ = remote(FakeWorker(loads=ModelError("no such model")), FakeWorker())
     with pytest.raises(ModelError, match="no such model"):
         verifier.wait_ready()
+
+
+def test_a_target_out_of_memory_is_kept_but_ranks_that_are_out_of_step_are_not() -> None:
+    exhausted = OutOfMemory("the target ran out of memory")
+    worker = FakeWorker(answers=[exhausted, "one"])
+    verifier, notices = remote(worker)
+    with pytest.raises(OutOfMemory):
+        verifier.verify("a")  # type: ignore[arg-type]
+    assert verifier.verify("a") == "one"  # type: ignore[arg-type, comparison-overlap]
+    assert notices == []
+    ranks = [FakeWorker(answers=[exhausted]) for _ in range(4)]
+    for each in ranks:
+        each.several = True
+    verifier, notices = remote(*ranks, FakeWorker(answers=["two"]))
+    for each in ranks:  # no number of them is a reason to give up: each time less is asked
+        with pytest.raises(OutOfMemory):
+            verifier.verify("a")  # type: ignore[arg-type]
+        assert each.ended
+    assert verifier.verify("a") == "two"  # type: ignore[arg-type, comparison-overlap]
+    assert notices == ["the target ran out of memory; its ranks are replaced"] * 4

@@ -21,7 +21,7 @@ from pipeline.engine import Engine
 from pipeline.engine.assembly import agree, load_drafter, make_decoder
 from pipeline.engine.checkpoint import resolve
 from pipeline.engine.parallel import PRETEND
-from pipeline.errors import CacheMiss, ConfigError, ModelError, WorkerLost
+from pipeline.errors import CacheMiss, ConfigError, ModelError, OutOfMemory, WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
 from pipeline.records import Request, SamplingParams
 from tests.actors.fakes import Puppet
@@ -175,6 +175,7 @@ def test_rank_0_answers(puppets: TargetGroup) -> None:
         ([CacheMiss([3]), CacheMiss([4])], WorkerLost, "out of step"),
         (["", RuntimeError("it broke\nhere")], WorkerLost, "^target rank 1 failed: RuntimeError: it broke$"),
         ([ModelError("no such model"), ""], ModelError, "no such model"),
+        (["", OutOfMemory("no memory")], OutOfMemory, "no memory"),
         ([0.0, 1.5], WorkerLost, r"^target rank 1: no answer for 0\.5 s$"),
     ],
 )

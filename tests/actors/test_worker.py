@@ -24,6 +24,9 @@ class Clerk:
     def ready(self) -> int:
         return os.getpid()
 
+    def ping(self) -> bool:
+        return True
+
     def work(self, task: Any) -> Any:
         if isinstance(task, Exception):
             raise task
@@ -66,3 +69,32 @@ def test_a_hanging_worker_is_noticed_and_ended() -> None:
         hanging.ask("work", "fine", 0.5)
     hanging.end()
     assert wait_gone(process, 20)
+
+
+def beats(worker: Worker, wanted: int, seconds: float = 20.0) -> bool:
+    """So many signs of life, before long."""
+    deadline = time.monotonic() + 10
+    while wanted and time.monotonic() < deadline:
+        wanted -= worker.shows_life(seconds)
+        time.sleep(0.01)
+    return not wanted
+
+
+def test_a_worker_that_works_shows_life_and_one_that_hangs_or_is_dead_does_not(monkeypatch: Any) -> None:
+    monkeypatch.setattr("actors.worker.PING_SECONDS", 0.1)
+    options = {"num_cpus": 0, "max_concurrency": 4}
+    busy, hanging, dying = (Worker(ray.remote(**options)(Clerk).remote(), f"clerk {i}") for i in range(3))
+    call = busy.handle.work.remote("slow")
+    processes = {each: psutil.Process(each.wait_ready()) for each in (busy, hanging, dying)}
+    assert beats(busy, 3)
+    assert not ray.wait([call], timeout=0)[0]
+    assert beats(hanging, 1)
+    processes[hanging].suspend()
+    with pytest.raises(WorkerLost, match=r"^clerk 1 has not answered for 0.5 s$"):
+        beats(hanging, 100, 0.5)
+    assert beats(dying, 1)
+    processes[dying].kill()
+    with pytest.raises(WorkerLost, match=r"^clerk 2 is gone: its process was killed"):
+        beats(dying, 100)
+    for each in processes:
+        each.end()

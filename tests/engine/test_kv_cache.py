@@ -88,3 +88,38 @@ def test_a_scrubbed_slot_is_finite_again_and_others_stay() -> None:
     for old, new in zip(before, made.keys + made.values, strict=True):
         assert not new[1].any()
         assert (new[[0, 2]] == old[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(("wanted", "slots"), [(1, 3), (3, 3), (4, 6), (7, 7), (20, 20)])
+def test_slots_grow_by_doubling_and_keep_what_is_there(wanted: int, slots: int) -> None:
+    made = filled()
+    before = [b.clone() for b in made.keys + made.values]
+    made.ensure_slots(wanted)
+    assert made.slots == slots
+    for old, new in zip(before, made.keys + made.values, strict=True):
+        assert new.shape == (slots, HEADS, SMALLEST_CAPACITY, SIZE)
+        assert (new[:SLOTS] == old).all()
+        assert not new[SLOTS:].any()
+
+
+def test_growing_both_ways_keeps_what_is_there() -> None:
+    made = filled()
+    before = [b.clone() for b in made.keys + made.values]
+    made.ensure(200)
+    made.ensure_slots(5)
+    made.ensure(300)
+    assert (made.slots, made.capacity) == (6, 512)
+    for old, new in zip(before, made.keys + made.values, strict=True):
+        assert (new[:SLOTS, :, :SMALLEST_CAPACITY] == old).all()
+        assert int((new != 0).sum()) == int((old != 0).sum())
+
+
+@pytest.mark.parametrize("limit", [40, 1000])
+def test_what_is_released_is_taken_anew_and_empty(limit: int) -> None:
+    made = filled(limit)
+    made.release()
+    assert sum(b.numel() for b in made.keys + made.values) == 0
+    made.ensure_slots(2)
+    made.ensure(30)
+    assert (made.slots, made.capacity) == (2, min(SMALLEST_CAPACITY, limit))
+    assert all(b.shape == (2, HEADS, made.capacity, SIZE) and not b.any() for b in made.keys + made.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from pipeline.engine.drafters.model import ModelDrafter
-from pipeline.errors import CacheMiss
+from pipeline.errors import CacheMiss, OutOfMemory
 from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal
 from pipeline.randomness import philox_key
 from pipeline.records import SamplingParams
@@ -200,3 +201,82 @@ def test_prefix_that_is_not_held_is_a_cache_miss() -> None:
     feed = Feed(np.array([1]), np.array([0]), np.array([4]), np.array([1]), np.array([5]))
     with pytest.raises(CacheMiss):
         drafter().propose(DraftRequest(feed, (), (), np.array([1]), np.array([0]), np.array([False])))
+
+
+def in_slots(asked: DraftRequest, slots: list[int], first: int = 1) -> DraftRequest:
+    """The same sequences under other handles, in other slots."""
+    rows = len(slots)
+    feed = replace(asked.feed, sequences=np.arange(first, first + rows), slots=np.array(slots))
+    openings = tuple(replace(o, sequence=first + i) for i, o in enumerate(asked.openings))
+    return replace(asked, feed=feed, openings=openings)
+
+
+class TestSeveralRequestsInOnePass:
+    """Two replicas' requests, of different widths, in slots that lie between each other's."""
+
+    ONE = in_slots(request(PROMPTS[:2], MIXED[:2], [1, 2]), [6, 1])
+    OTHER = in_slots(request(PROMPTS[2:], MIXED[2:], [4, 3], keys=["2", "3"]), [0, 9], first=100)
+    UNKNOWN = DraftRequest(
+        Feed(np.array([200, 201]), np.array([3, 4]), np.array([0, 5]), np.array([2, 1]), np.array([1, 2, 3])),
+        (Opening(200, philox_key(0, 0, "4", 0), MIXED[0]),),
+        (),
+        np.array([2, 2]),
+        np.zeros(2, dtype=np.int64),
+        np.zeros(2, dtype=bool),
+    )
+
+    def alone(self, asked: DraftRequest) -> Proposal:
+        return drafter().propose(asked)
+
+    @staticmethod
+    def same(one: Any, other: Proposal) -> None:
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.lengths.tolist() == other.lengths.tolist()
+        assert one.support_ids.tolist() == other.support_ids.tolist()
+        np.testing.assert_allclose(one.support_probs, other.support_probs, atol=1e-5)
+
+    def test_each_is_answered_as_if_it_were_alone(self) -> None:
+        made = drafter()
+        answers = made.propose_all([self.ONE, self.OTHER])
+        self.same(answers[0], self.alone(self.ONE))
+        self.same(answers[1], self.alone(self.OTHER))
+        follow = [self.ONE, self.OTHER]
+        for i, asked in enumerate(follow):  # and in the next step, after what was cached together
+            ends = asked.feed.cached + asked.feed.lengths
+            feed = replace(asked.feed, cached=ends, lengths=np.array([1, 1]), tokens=answers[i].tokens[:, 0])
+            follow[i] = replace(asked, feed=feed, openings=(), starts=asked.starts + 1)
+        again = made.propose_all(follow)
+        for i, first in enumerate([self.ONE, self.OTHER]):
+            single = drafter()
+            single.propose(first)
+            self.same(again[i], single.propose(follow[i]))
+
+    def test_a_miss_of_one_harms_no_other(self) -> None:
+        made = drafter()
+        answers = made.propose_all([self.ONE, self.UNKNOWN, self.OTHER])
+        assert isinstance(answers[1], CacheMiss)
+        assert answers[1].sequences == (201,)
+        self.same(answers[0], self.alone(self.ONE))
+        self.same(answers[2], self.alone(self.OTHER))
+        alone = made.propose_all([self.UNKNOWN])
+        assert isinstance(alone[0], CacheMiss)
+
+    def test_out_of_memory_nothing_is_held_and_everything_can_be_fed_again(self) -> None:
+        made = drafter()
+        made.propose_all([self.ONE, self.OTHER])
+        forward = made.runner.model.forward
+
+        def exhausted(*arguments: Any, **named: Any) -> Any:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 3 GB")
+
+        made.runner.model.forward = exhausted
+        with pytest.raises(OutOfMemory, match="the draft model ran out of memory"):
+            made.propose_all([self.ONE, self.OTHER])
+        assert sum(b.numel() for b in made.runner.cache.keys + made.runner.cache.values) == 0
+        assert not len(made.runner.held)
+        assert not made.runner.openings
+        made.runner.model.forward = forward
+        again = replace(self.ONE, feed=replace(self.ONE.feed, cached=np.array([1, 1])))
+        with pytest.raises(CacheMiss):
+            made.propose(again)
+        self.same(made.propose(self.ONE), self.alone(self.ONE))

@@ -106,13 +106,15 @@ def test_write_of_no_row_is_harmless() -> None:
 def test_any_sequence_of_writes_and_copies_is_that_of_plain_lists(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_store, "_FIRST_CAPACITY", 4)
-        store = TokenStore(3)
+        store = TokenStore(data.draw(st.integers(0, 3)))
     plain: list[list[int]] = [[], [], []]
     next_token = 1
     for _ in range(data.draw(st.integers(1, 8))):
         slots = data.draw(st.permutations(range(3)))
         if data.draw(st.booleans()):
             length = data.draw(st.integers(0, len(plain[slots[0]])))
+            if not plain[slots[0]]:
+                continue  # nobody copies from a slot that was never written to
             store.copy(PrefixCopy(slots[0], slots[1], length))
             plain[slots[1]] = plain[slots[0]][:length] + plain[slots[1]][length:]
         rows = []
@@ -124,4 +126,31 @@ def test_any_sequence_of_writes_and_copies_is_that_of_plain_lists(data: st.DataO
             rows.append((slot, cached, tokens[:fed], tokens[fed:]))
             plain[slot] = plain[slot][:cached] + tokens + plain[slot][cached + len(tokens) :]
         write(store, *rows)
-        assert [held(store, slot, len(text)) for slot, text in enumerate(plain)] == plain
+        assert [held(store, slot, len(text)) if text else [] for slot, text in enumerate(plain)] == plain
+
+
+def test_slots_that_are_written_or_copied_to_come_into_being() -> None:
+    store = TokenStore(1)
+    write(store, (0, 0, [1, 2, 3], []), (5, 0, [4, 5], [6]))
+    store.copy(PrefixCopy(5, 17, 2))
+    assert (held(store, 0, 3), held(store, 5, 3), held(store, 17, 3)) == ([1, 2, 3], [4, 5, 6], [4, 5, 0])
+    write(store, (40, 0, list(range(1, 301)), []))
+    assert (held(store, 40, 300), held(store, 5, 3)) == (list(range(1, 301)), [4, 5, 6])
+
+
+def test_slots_double_so_that_they_are_seldom_copied() -> None:
+    store, heights = TokenStore(1), set()
+    for slot in range(300):
+        write(store, (slot, 0, [slot + 1], []))
+        heights.add(store.tokens.shape[0])
+    assert store.tokens[:300, 0].tolist() == list(range(1, 301))
+    assert len(heights) <= 10
+
+
+def test_released_rows_are_empty_when_they_come_back() -> None:
+    store = TokenStore(2)
+    write(store, (1, 0, [1, 2, 3], []))
+    store.release()
+    assert store.tokens.size == 0
+    write(store, (0, 0, [7], []))
+    assert held(store, 0, 3) == [7, 0, 0]

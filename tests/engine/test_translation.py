@@ -142,7 +142,7 @@ def test_ragged_rows_in_chunks_with_rollbacks_and_copies_equal_the_plain_model(o
             assert made.texts.tokens[slot, : len(texts[slot])].tolist() == texts[slot]
             assert made.held[slot] == len(texts[slot])
             assert made.inner.held[slot] == len(pair.draft_tokens(texts[slot]))
-            assert made.owners[slot] == owners[slot]
+            assert made.inner.owners[slot] == owners[slot]
     assert compared > 60
     assert any(len(pair.draft_tokens(text)) > len(text) for text in texts) or ours == "bytes"
 
@@ -508,3 +508,22 @@ def test_tokens_moved_to_the_wrong_ids_after_they_were_drawn_would_be_seen(monke
 
     monkeypatch.setattr(ModelDrafter, "propose", lying)
     assert oracle.g_test(emitted(1.0), expected_law(1.0)) < 1e-6
+
+
+def test_slots_beyond_the_first_come_into_being_and_can_be_let_go() -> None:
+    """Rows in far slots, a prefix copied to one further on, and all of it forgotten."""
+    pair = Pair("pieces", "bytes")
+    made, rng = pair.runner, np.random.default_rng(7)
+    far, text = 3 * SLOTS, pair.random_text(rng, 6)
+    made.open(openings(1), (), feed([(1, far, 0, text)]))
+    run(made, [(1, far, 0, text)])
+    row = (2, 2 * far, 5, text[5:])
+    made.open(openings(2), (PrefixCopy(far, 2 * far, 5),), feed([row]))
+    np.testing.assert_allclose(run(made, [row])[0], pair.expected(text), **CLOSE)
+    made.release()
+    assert not len(made.held)
+    assert made.texts.tokens.size == made._ends.tokens.size == made.inner.texts.tokens.size == 0
+    with pytest.raises(CacheMiss):
+        made.open((), (), feed([(2, 2 * far, 6, [text[0]])]))
+    made.open(openings(2), (), feed([(2, 1, 0, text)]))
+    np.testing.assert_allclose(run(made, [(2, 1, 0, text)])[-1], pair.expected(text), **CLOSE)

@@ -11,6 +11,7 @@ import torch
 from pipeline import speculation
 from pipeline.engine.laws import SMALL_VOCABULARY, Decoding, Laws
 from pipeline.engine.verifier import TargetVerifier, judge
+from pipeline.errors import CacheMiss, OutOfMemory
 from pipeline.messages import Feed, Opening, Proposal, VerifyRequest
 from pipeline.randomness import philox_key, verdict_uniforms
 from pipeline.records import Request, SamplingParams
@@ -228,3 +229,23 @@ def test_only_row_of_a_batch_is_not_finite(params: SamplingParams) -> None:
     assert run.held[0] == 0
     assert all(bool(buffer[0].isfinite().all()) for buffer in run.cache.keys + run.cache.values)
     assert verifier.verify(request_of([[1, 2]], params, [[3]])).verdict.next_token[0] >= 0
+
+
+def test_a_target_out_of_memory_forgets_everything_and_goes_on_when_it_is_fed_again() -> None:
+    verifier = TargetVerifier(runner(lambda: packed("llama")))
+    request = request_of(SEQUENCES, SamplingParams(9), DRAFTS)
+    expected = verifier.verify(request).verdict
+    forward = verifier.runner.model.forward
+
+    def exhausted(*arguments: object, **named: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    verifier.runner.model.forward = exhausted  # type: ignore[assignment]
+    with pytest.raises(OutOfMemory, match="the target ran out of memory"):
+        verifier.verify(request)
+    verifier.runner.model.forward = forward
+    with pytest.raises(CacheMiss):
+        verifier.verify(replace(request, feed=replace(request.feed, cached=request.feed.cached + 1)))
+    verdict = verifier.verify(request).verdict
+    assert verdict.accepted.tolist() == expected.accepted.tolist()
+    assert verdict.next_token.tolist() == expected.next_token.tolist()

@@ -7,7 +7,7 @@ rule `coupled` the token is the one that the target's own noise would choose fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from pipeline import speculation
+from pipeline.engine.drafters.merging import merged, split
 from pipeline.engine.edits import Positions, edited
 from pipeline.engine.laws import Decoding, Laws
+from pipeline.engine.memory import released_on_exhaustion
 from pipeline.engine.token_store import TokenStore
+from pipeline.errors import CacheMiss
 from pipeline.messages import DraftRequest, Feed, Opening, PrefixCopy, Proposal
 from pipeline.randomness import Stream, coupled_uniforms, uniforms
 from pipeline.step import empty_proposal
@@ -42,6 +45,10 @@ class DraftRunner(Protocol):
 
     def scrub(self, slot: int) -> None:
         """See `Runner.scrub`."""
+        ...
+
+    def release(self) -> None:
+        """See `Runner.release`."""
         ...
 
 
@@ -73,11 +80,35 @@ class ModelDrafter:
         """Always: it lives in this process."""
         return True
 
-    @torch.inference_mode()
     def propose(self, request: DraftRequest) -> Proposal:
+        """See `decode.Drafter`. OutOfMemory: the model ran out of it, and nothing is cached any more."""
+        [answer] = self.propose_all([request])
+        if isinstance(answer, CacheMiss):
+            raise answer
+        return answer
+
+    def propose_all(self, requests: Sequence[DraftRequest]) -> list[Proposal | CacheMiss]:
+        """Answer several requests, which share no slot, in one pass: every row gets what it would get alone.
+
+        One that names a prefix which is not held is left out. OutOfMemory: see `propose`.
+        """
+        with released_on_exhaustion(self.runner, "the draft model"):
+            misses = [self._open(request) for request in requests]
+            held = [request for request, miss in zip(requests, misses, strict=True) if miss is None]
+            proposals = iter(split(self._draft(merged(held)), held) if held else ())
+            return [next(proposals) if miss is None else miss for miss in misses]
+
+    def _open(self, request: DraftRequest) -> CacheMiss | None:
+        try:
+            self.runner.open(request.openings, request.copies, request.feed)
+        except CacheMiss as miss:
+            return miss
+        return None
+
+    @torch.inference_mode()
+    def _draft(self, request: DraftRequest) -> Proposal:
         """Feed every row, then draft token by token; a row leaves when it has what it wants."""
         feed, wanted_B = request.feed, np.asarray(request.wanted)
-        self.runner.open(request.openings, request.copies, feed)
         positions = int(wanted_B.max())
         support = 1 if self.sampling == "greedy" else min(self.support, self.runner.vocabulary)
         proposal = empty_proposal(len(wanted_B), positions, support)
