@@ -126,11 +126,13 @@ class Scheduler:
         drafter_keeps_proposals: bool = True,
         draft_chunk: int | None = None,
         wording: Wording | None = None,
+        first_handle: int = 0,
     ) -> None:
         """`drafter_keeps_proposals`: the drafter's cache holds its own drafted tokens but the last, as a model's does.
 
         `draft_chunk` bounds the tokens fed to the drafter per step beside the running rows' own; None: no bound.
-        Without `wording`, requests with stop strings or bad words are refused.
+        Without `wording`, requests with stop strings or bad words are refused. Sequences are numbered from
+        `first_handle` + 1.
         """
         self.limits = limits
         self.eos = frozenset(eos)
@@ -144,7 +146,7 @@ class Scheduler:
         self.residents = [Resident([]) for _ in range(limits.slots)]
         self.free = list(range(limits.slots))
         self.rejected: list[tuple[Request, int, Completion]] = []  # request, sample, why not
-        self._handles = 0
+        self._handles = first_handle
 
     # requests in
 

@@ -139,7 +139,12 @@ def load_drafter(config: JobConfig, setup: Setup) -> Drafter | None:
 
 
 def make_decoder(
-    config: JobConfig, setup: Setup, verifier: Verifier, drafter: Drafter | None, salt: int = 0
+    config: JobConfig,
+    setup: Setup,
+    verifier: Verifier,
+    drafter: Drafter | None,
+    salt: int = 0,
+    first_handle: int = 0,
 ) -> Decoder:
     """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5).
 
@@ -155,6 +160,7 @@ def make_decoder(
         drafter_keeps_proposals=drafter is not None and drafter.keeps_proposals,
         draft_chunk=None if drafter is None else drafter.chunk,
         wording=wording,
+        first_handle=first_handle,
     )
     return Decoder(scheduler, verifier, drafter, wording)
 
