@@ -105,8 +105,13 @@ class Replica:
             set_threads(self.seats.replica.threads)
             setup = agree(self.work.config)
             verifier, drafter = self._in_workers(setup) if self.seats.ranks else self._in_this_process(setup)
-            first = self.number << REPLICA_BITS_FROM
-            decoder = make_decoder(self.work.config, setup, verifier, drafter, self.work.plan.salt, first_handle=first)
+            decoder = make_decoder(
+                self.work.config, setup, verifier, drafter, self.work.plan.salt,
+                first_handle=self.number << REPLICA_BITS_FROM,
+                homes=None if self.drafter is None else self.drafter.homes,
+                notice=self._notice,
+                apart=bool(self.seats.ranks),
+            )  # fmt: skip
         work, prompters = self.work, self.work.prompters(setup.target.tokenizer())
         stream = FedStream(decoder, self.feed)
         return Answerer(work.config, work.plan, work.corpus(), prompters, stream, self.publications)

@@ -6,6 +6,7 @@ each worker can load its own part and the scheduler's process none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,9 @@ def make_decoder(
     drafter: Drafter | None,
     salt: int = 0,
     first_handle: int = 0,
+    homes: Callable[[int, int], int | None] | None = None,
+    notice: Callable[[str], None] | None = None,
+    apart: bool = False,
 ) -> Decoder:
     """Join the parts. `salt` tells a repeated answer's randomness from an earlier one's (DESIGN section 5).
 

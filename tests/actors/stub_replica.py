@@ -1,0 +1,59 @@
+"""Replicas that publish real parts with answers of a stub engine: no model is loaded, and their speed is the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+
+from actors.replica import FedStream, Replica
+from pipeline.answering import Answerer
+from pipeline.records import Completion, Request
+from tests.stub_engine import ByteTokenizer, StubEngine
+
+
+class StubReplica(Replica):
+    """Takes `SECONDS` for an answer."""
+
+    SECONDS = 0.02
+
+    def _answerer(self) -> Answerer:
+        work, prompters = self.work, self.work.prompters(ByteTokenizer())  # type: ignore[arg-type]
+        stream = FedStream(self.engine(), self.feed)  # type: ignore[arg-type]
+        return Answerer(work.config, work.plan, work.corpus(), prompters, stream, self.publications)
+
+    def engine(self) -> StubEngine:
+        return StubEngine(slots=2, seconds=self.SECONDS)
+
+
+class SlowStubReplica(StubReplica):
+    """Takes its time."""
+
+    SECONDS = 0.2
+
+
+class UnequalStubReplica(StubReplica):
+    """The first one hired would take minutes for a shard."""
+
+    def engine(self) -> StubEngine:
+        return StubEngine(slots=2, seconds=60.0 if self.number == 0 else 0.01)
+
+
+class Poisonable(StubEngine):
+    """Dies of story 17."""
+
+    def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+        return super().stream(self._tasted(requests))
+
+    def _tasted(self, requests: Iterable[Request | None]) -> Iterator[Request | None]:
+        for request in requests:
+            if request is not None and bytes(request.prompt_token_ids).endswith(b"story 17"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield request
+
+
+class PoisonedStubReplica(StubReplica):
+    """Unless it is a careful one, which would lose no more than its target."""
+
+    def engine(self) -> StubEngine:
+        return StubEngine(slots=2) if self.seats.careful else Poisonable(slots=2)
