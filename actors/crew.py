@@ -127,7 +127,8 @@ class Crew:
             self._heed_the_cluster()
         if due or self.vacant:
             self._fill(self.vacant)
-            self.hiring.seek(self._missing(), self._taken(), nobody=not self.members)
+            staying = sum(not member.retired for member in self.members.values())
+            self.hiring.seek(self._missing(), self._taken(), nobody=not staying)
             if self.drafts is not None:
                 self.drafts.seats.seek(self._taken())
         self._fill(self.hiring.found())
@@ -200,9 +201,12 @@ class Crew:
     def _poll(self) -> None:
         """Poll whoever is due, and take in whatever answers come within a moment."""
         now = time.monotonic()
-        for name, member in self.members.items():
+        for name, member in list(self.members.items()):
             if member.call is None and now >= member.idle_until:
                 order = self.coordinator.order(name)
+                if order.close and not self.coordinator.has_begun(name):
+                    self._left(name)  # without waiting for its models
+                    continue
                 if self.drafts is not None and self.drafts.pool.roster.version != member.roster_version:
                     order = replace(order, roster=self.drafts.pool.roster)
                 member.call, member.called_at = member.worker.handle.poll.remote(order), now
@@ -210,7 +214,7 @@ class Crew:
         if not calls:
             time.sleep(POLL_SECONDS / 4)
             return
-        ray.wait(calls, timeout=POLL_SECONDS)
+        ray.wait(calls, num_returns=1 + len(calls) // 8, timeout=POLL_SECONDS)  # many answers are taken in at once
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         answered = set(done)
         for name, member in list(self.members.items()):
