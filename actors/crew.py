@@ -101,7 +101,7 @@ class Crew:
         self.vacant: list[Seats] = []  # nobody sits there any more
         self.hired = 0  # so far
         self._looked_at = -math.inf
-        self._several = False
+        self._several = min(len(hiring.planned), self._missing()) > 1
 
     def run(self) -> None:
         """Return when every shard is published; raise what ended the run before."""
@@ -167,7 +167,7 @@ class Crew:
             self.notice(f"{name} is a careful one: its target is in a process of its own, and it does not draft")
 
     def _name(self) -> str:
-        self._several = self._several or bool(self.members or self.hiring.searches or self.hiring.planned)
+        self._several = self._several or bool(self.members)
         if not self._several:
             return ALONE
         first = 1 if ALONE in self.members else 0

@@ -43,7 +43,7 @@ def test_a_node_is_described_with_what_it_has(here: Node) -> None:
 def test_the_colocated_replica_sits_in_the_only_bundle(here: Node) -> None:
     taken = reserve_replica(ReplicaPlacement(False, (Bundle(here, 2),)), 10)
     assert (taken.ranks, taken.replica.threads, taken.node, taken.careful) == ((), 2, here, False)
-    assert ray.get(taken.replica.create(Sitter).node.remote(), timeout=20) == here.id
+    assert ray.get(taken.replica.create(Sitter).node.remote(), timeout=60) == here.id
     assert taken.stands()
     taken.release()
     assert not standing_groups()
@@ -71,7 +71,7 @@ def test_a_careful_replica_has_its_target_beside_it_on_the_same_seat(here: Node)
     assert (careful.replica.gpus, careful.replica.threads) == (0, 1)
     assert [(rank.gpus, rank.threads) for rank in careful.ranks] == [(1, 2)]
     sitters = [seat.create(Sitter) for seat in (taken.apart().replica, *taken.apart().ranks)]
-    assert ray.get([sitter.node.remote() for sitter in sitters], timeout=20) == [here.id] * 2
+    assert ray.get([sitter.node.remote() for sitter in sitters], timeout=60) == [here.id] * 2
     taken.release()
 
 
@@ -84,7 +84,7 @@ class Waiter:
         self.called = threading.Event()
 
     def wait(self) -> bool:
-        return self.called.wait(20)
+        return self.called.wait(60)
 
     def call(self) -> None:
         self.called.set()
@@ -94,8 +94,8 @@ def test_an_actor_answers_as_many_calls_at_once_as_its_class_says(here: Node) ->
     taken = reserve_replica(ReplicaPlacement(False, (Bundle(here, 1),)), 10)
     waiter = taken.replica.create(Waiter)
     waiting = waiter.wait.remote()
-    ray.get(waiter.call.remote(), timeout=10)
-    assert ray.get(waiting, timeout=10)
+    ray.get(waiter.call.remote(), timeout=60)
+    assert ray.get(waiting, timeout=60)
     taken.release()
 
 
