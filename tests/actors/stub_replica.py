@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from actors.replica import FedStream, Replica
 from pipeline.answering import Answerer
@@ -26,10 +28,25 @@ class StubReplica(Replica):
         return StubEngine(slots=2, seconds=self.SECONDS)
 
 
-class SlowStubReplica(StubReplica):
-    """Takes its time."""
+class Dawdler(StubEngine):
+    """Takes a second for an answer until a test says that it has seen enough."""
 
-    SECONDS = 0.2
+    def __init__(self, hurry: Path) -> None:
+        super().__init__(slots=2)
+        self.hurry = hurry
+
+    def stream(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+        for completion in super().stream(requests):
+            if not self.hurry.exists():
+                time.sleep(1.0)
+            yield completion
+
+
+class DawdlingStubReplica(StubReplica):
+    """Looks for a file `hurry` beside the output."""
+
+    def engine(self) -> StubEngine:
+        return Dawdler(Path(self.work.config.output.path).parent / "hurry")
 
 
 class UnequalStubReplica(StubReplica):

@@ -28,11 +28,11 @@ from pipeline.stats import Progress
 from pipeline.work import JobWork
 from tests.actors.growing import nodes_added, standing_groups, wait_until
 from tests.actors.processes import actor_processes, wait_gone
-from tests.actors.stub_replica import PoisonedStubReplica, SlowStubReplica, StubReplica, UnequalStubReplica
+from tests.actors.stub_replica import PoisonedStubReplica, DawdlingStubReplica, StubReplica, UnequalStubReplica
 from tests.stub_engine import answers, expected, job, stub_models, write_stories
 
 ROWS, ROWS_PER_SHARD = 40, 2
-REPLICAS = (StubReplica, SlowStubReplica, UnequalStubReplica, PoisonedStubReplica)
+REPLICAS = (StubReplica, DawdlingStubReplica, UnequalStubReplica, PoisonedStubReplica)
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Scene:
 
     folder: Path
     config: JobConfig
-    act: Callable[[Scene], None] | None = None  # in a thread of its own, once every replica has published something
+    act: Callable[[Scene], None] | None = None  # replicas that dawdle do so until it has ended
+    groups: int = field(default_factory=standing_groups)  # of others
     published: dict[str, list[int]] = field(default_factory=dict)  # by replica
     total: Progress = field(default_factory=Progress)
     trouble: list[BaseException] = field(default_factory=list)
@@ -49,29 +50,36 @@ class Scene:
 
     def run(self) -> float:
         """The seconds that it took; all is answered, and nothing stays behind."""
-        acting = None if self.act is None else threading.Thread(target=self._acting)
-        if acting is not None:
-            acting.start()
-        started = time.monotonic()
+        running, started = threading.Thread(target=self._running), time.monotonic()
+        running.start()
         try:
-            assert execute(self.config, executor=Observed(self), models=stub_models()) == 0
+            if self.act is not None:  # in the main thread: only there can nodes be added
+                self.act(self)
         finally:
-            self.ended = True
-            if acting is not None:
-                acting.join(60)
+            (self.folder / "hurry").touch()
+            running.join(90)
         seconds = time.monotonic() - started
-        assert not self.trouble, self.trouble
+        assert not running.is_alive()
+        if self.trouble:
+            raise self.trouble[0]
         assert answers(self.folder) == expected((0, ROWS))
         assert (self.total.rows_done, self.total.shards_done) == (ROWS, ROWS // ROWS_PER_SHARD)
-        assert_gone()
+        self.assert_gone()
         return seconds
 
-    def _acting(self) -> None:
-        assert self.act is not None
+    def _running(self) -> None:
         try:
-            self.act(self)
+            assert execute(self.config, executor=Observed(self), models=stub_models()) == 0
         except BaseException as error:  # noqa: BLE001 - told by the test's own thread
             self.trouble.append(error)
+        self.ended = True
+
+    def assert_gone(self) -> None:
+        """They end a moment after the run."""
+        for replica in REPLICAS:
+            for process in actor_processes(replica.__name__):
+                assert wait_gone(process, 10), process
+        wait_until(lambda: standing_groups() <= self.groups, 10)
 
     def wait_working(self, *replicas: str) -> None:
         """Until they have published something, or the run has ended."""
@@ -90,14 +98,6 @@ class Observed(RayExecutor):
             self.scene.total += increment
 
         super().run(work, shards, reported)
-
-
-def assert_gone() -> None:
-    """They end a moment after the run."""
-    for replica in REPLICAS:
-        for process in actor_processes(replica.__name__):
-            assert wait_gone(process, 10), process
-    wait_until(lambda: not standing_groups(), 10)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def staged(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return scenes[-1]
 
     yield stage
-    assert_gone()
+    scenes[-1].assert_gone()
 
 
 def test_two_replicas_share_the_work(staged: Callable[..., Scene]) -> None:
@@ -141,9 +141,10 @@ def test_when_one_is_killed_the_other_goes_on_and_a_third_takes_its_place(
 ) -> None:
     def kill(scene: Scene) -> None:
         scene.wait_working("replica 0", "replica 1")
-        actor_processes("SlowStubReplica")[0].send_signal(signal.SIGKILL)
+        actor_processes("DawdlingStubReplica")[0].send_signal(signal.SIGKILL)
+        wait_until(lambda: bool(caplog.messages))
 
-    scene = staged(SlowStubReplica, kill, replicas=2, threads=1)
+    scene = staged(DawdlingStubReplica, kill, replicas=2, threads=1)
     scene.run()
     (message,) = caplog.messages
     assert message.startswith("replica ")
@@ -158,7 +159,7 @@ def test_replicas_grow_with_the_cluster_and_survive_its_shrinking(
         with nodes_added(ray_cluster, [{"num_cpus": 1}]):
             scene.wait_working("replica 1")
 
-    scene = staged(SlowStubReplica, grow_and_shrink)
+    scene = staged(DawdlingStubReplica, grow_and_shrink)
     scene.run()
     assert set(scene.published) == {"the replica", "replica 1"}
     (message,) = caplog.messages
@@ -171,15 +172,16 @@ def test_a_node_that_is_drained_ends_what_was_begun_and_is_replaced(
     with nodes_added(ray_cluster, [{"num_cpus": 1, "labels": {"zone": "x"}}, {"num_cpus": 1, "labels": {"zone": "x"}}]):
 
         def drain(scene: Scene) -> None:
-            scene.wait_working("replica 0")
+            scene.wait_working("the replica")
             (node,) = {each.seats.node.id for each in crews[0].members.values()}
             end = int((time.time() + 60) * 1000)
             reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
             accepted, why = GcsClient(address=ray_cluster.address).drain_node(node, reason, "a test", end)
             assert accepted, why
+            scene.wait_working("replica 1")
 
         crews: list[crew.Crew] = []
-        scene = staged(SlowStubReplica, drain, label_selector={"zone": "x"}, replicas=1)
+        scene = staged(DawdlingStubReplica, drain, label_selector={"zone": "x"}, replicas=1)
 
         class Noting(crew.Crew):
             def run(self) -> None:
@@ -217,7 +219,11 @@ def test_a_second_replica_that_is_not_to_be_had_ends_nothing(
     with nodes_added(ray_cluster, [{"num_cpus": 2}]):
         others = placement_group([{"CPU": 2}])
         assert others.wait(10)
-        scene = staged(SlowStubReplica, timeout=2.0, replicas=2, threads=2)
+
+        def look(scene: Scene) -> None:
+            wait_until(lambda: bool(caplog.messages))
+
+        scene = staged(DawdlingStubReplica, look, timeout=2.0, replicas=2, threads=2)
         scene.run()
         remove_placement_group(others)
     assert len(scene.published) == 1
