@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from actors.report import Order, Publication, ReplicaReport
+from actors.shard_feed import AHEAD
 from pipeline.errors import OutOfMemory, WorkerLost
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
@@ -73,10 +74,11 @@ class Coordinator:
         notice: Callable[[str], None],
         careful: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        handful: int = 1000,
     ) -> None:
         """`report` is told increments (negative ones where work was lost), `notice` lines for people.
 
-        `careful`: there are replicas that survive whatever a document does to a model (see `enlist`).
+        `handful`: a replica that has so many rows in hand, and more than one shard, gets no other. `careful`: there are replicas that survive whatever a document does to a model (see `enlist`).
         """
         self.waiting = deque(shards)
         self.suspects: deque[Shard] = deque()  # waiting too, for a careful replica
@@ -84,6 +86,7 @@ class Coordinator:
         self.notice = notice
         self.careful = careful
         self.clock = clock
+        self.handful = handful
         self.unpublished = {shard.index for shard in self.waiting}
         self.credits: dict[int, Credit] = {}
         self.charges: dict[str, Charge] = {}
@@ -198,7 +201,13 @@ class Coordinator:
             return [self.suspects.popleft()] if charge.wants and self.suspects and not charge.in_hand else []
         others = sum(not (each.closing or each.careful) for each in self.charges.values())
         fair = max(len(self.waiting) // others, 0 if charge.in_hand else 1)  # the last ones are for those who have none
-        give = [self.waiting.popleft() for _ in range(min(charge.wants, fair, len(self.waiting)))]
+        rows = sum(held.shard.rows for held in charge.in_hand.values())
+        give: list[Shard] = []
+        while self.waiting and len(give) < min(charge.wants, fair):
+            if rows >= self.handful and len(charge.in_hand) + len(give) >= AHEAD:
+                break  # it reads far ahead; what it has not begun to answer is better off with others
+            give.append(self.waiting.popleft())
+            rows += give[-1].rows
         if charge.wants and not self.waiting and not give and not charge.in_hand:
             return self._repeated(replica)
         return give

@@ -16,7 +16,7 @@ from actors.draft_seats import DraftSeats
 from actors.hiring import Hiring
 from actors.session import ray_session
 from pipeline.config import JobConfig
-from pipeline.engine.assembly import agree
+from pipeline.engine.assembly import BATCH, agree
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 from pipeline.work import JobWork
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from actors.seats import Seat
 
 LOG = logging.getLogger(__name__)
+BATCHES_IN_HAND = 2  # of rows, for each replica
 
 
 class RayExecutor:
@@ -42,13 +43,20 @@ class RayExecutor:
             self._where = placement.describe()
             cluster = Cluster()
             cluster.look()
-            coordinator = Coordinator(shards, report, LOG.warning, careful=not placement.separate)
+            coordinator = Coordinator(
+                shards, report, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch()
+            )
             hiring = Hiring(self.config, placement, cluster, LOG.warning)
             Crew(work, coordinator, hiring, cluster, self._drafts(placement, cluster), LOG.warning).run()
 
     def describe(self) -> str:
         """Where the last run took place."""
         return self._where
+
+    def _batch(self) -> int:
+        """Rows that a replica answers at once."""
+        wanted = self.config.decoding.batch
+        return BATCH["cuda" if self.config.target.gpus else "cpu"] if wanted == "auto" else wanted
 
     def _drafts(self, placement: Placement, cluster: Cluster) -> Drafts | None:
         if not placement.drafts:

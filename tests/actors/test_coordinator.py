@@ -77,6 +77,18 @@ class TestHandingOut:
         run.hear("b", 2, wants=2)
         assert run.given("b") == [4]
 
+    def test_nobody_hoards(self) -> None:
+        run = Run(9)
+        run.coordinator.handful = 3 * ROWS
+        assert run.enlist("a", wants=9) == [[0, 1, 2]]
+        run.hear("a", wants=2)
+        assert run.given("a") == []
+        run.hear("a", 1, wants=2)
+        assert run.given("a") == [3]
+        run.coordinator.handful = 1
+        run.hear("a", 0, 2, wants=2)
+        assert run.given("a") == [4], "but one is always at hand for when the one before it drains"
+
     def test_a_run_is_finished_when_all_is_published(self) -> None:
         run = Run(1)
         run.enlist("a")

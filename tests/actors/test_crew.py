@@ -119,7 +119,8 @@ def staged(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("actors.cluster.LOOK_SECONDS", 0.3)
         monkeypatch.setattr(crew, "LOOK_SECONDS", 0.3)
         write_stories(tmp_path, "a.parquet", 0, ROWS)
-        decoding, target = {"placement_timeout": timeout, "step_timeout": 8.0}, {"model": "stub", **target}
+        decoding = {"placement_timeout": timeout, "step_timeout": 8.0, "batch": 2}
+        target = {"model": "stub", **target}
         config = job(tmp_path, output__rows_per_shard=ROWS_PER_SHARD, decoding=decoding, target=target)
         scenes.append(Scene(tmp_path, config, act))
         return scenes[-1]
