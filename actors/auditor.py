@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from actors.autoscaler import arrange
-from actors.seats import Seat, reserve
+from actors.seats import Seat, reserve_replica
 from actors.session import ray_session
 from actors.worker import Worker
 from pipeline.config import JobConfig
@@ -51,7 +51,7 @@ def audit_on_ray(config: JobConfig, questions: Sequence[Question], effort: Effor
     drafts = tuple(draft.model_copy(update={"gpus": min(draft.gpus, 1)}) for draft in config.draft)
     config = config.model_copy(update={"decoding": together, "target": target, "draft": drafts})
     with ray_session():
-        seats = reserve(arrange(config), config.decoding.placement_timeout)
+        seats = reserve_replica(arrange(config).replicas[0], config.decoding.placement_timeout)
         try:
             return _ask(seats.replica, (config, questions, effort))
         finally:

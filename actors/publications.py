@@ -6,6 +6,7 @@ import threading
 
 import pyarrow as pa
 
+from actors.report import Publication
 from pipeline.output.folder import Output
 from pipeline.output.plan import Plan, Shard
 from pipeline.output.store import Store
@@ -13,34 +14,34 @@ from pipeline.stats import Progress
 
 
 class Publications(Output):
-    """`shards` in order; `tally` sums their counts, as they were reported while they were answered."""
+    """Each shard once, in the order of publication, with the counts that were reported while it was answered."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.shards: list[int] = []
-        self.tally = Progress()
+        self._noted: list[Publication] = []
+        self._shards: set[int] = set()
         self._lock = threading.Lock()  # one thread reads ahead and finds shards published, another publishes
 
     def is_published(self, plan: Plan, shard: Shard) -> bool:
         """See `Output`; a shard that somebody else has published is noted too."""
         published = super().is_published(plan, shard)
         if published:
-            self._note(shard, Progress(rows_done=shard.rows, shards_done=1))
+            self._note(Publication(shard.index, Progress(rows_done=shard.rows, shards_done=1), created=False))
         return published
 
     def publish(self, plan: Plan, shard: Shard, table: pa.Table, counts: Progress, seconds: float) -> bool:
         """See `Output`."""
         created = super().publish(plan, shard, table, counts, seconds)
-        self._note(shard, counts)
+        self._note(Publication(shard.index, counts, created))
         return created
 
-    def since(self, seen: int) -> tuple[tuple[int, ...], Progress]:
-        """The shards after the first `seen`, and the tally of all, as of one moment."""
+    def since(self, seen: int) -> tuple[Publication, ...]:
+        """Those after the first `seen`."""
         with self._lock:
-            return tuple(self.shards[seen:]), self.tally
+            return tuple(self._noted[seen:])
 
-    def _note(self, shard: Shard, counts: Progress) -> None:
+    def _note(self, publication: Publication) -> None:
         with self._lock:
-            if shard.index not in self.shards:
-                self.tally += counts
-                self.shards.append(shard.index)
+            if publication.shard not in self._shards:
+                self._shards.add(publication.shard)
+                self._noted.append(publication)

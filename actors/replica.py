@@ -1,7 +1,9 @@
 """One replica: a scheduler and its decode loop in a thread, fed with shards and asked how it fares by small calls.
 
-Colocated, target and drafter live in this process. Separate, they are workers that this process owns: they end
-with it. Nothing is decided here but how the parts are joined.
+Colocated, target and drafter live in this process. Separate, the target's workers belong to this process and end with
+it, while draft workers are the job's: one goes on without them until one is told of some, and whenever none is up. A
+careful replica is a colocated job's with its target apart and without a draft model. Nothing is decided here but how
+the parts are joined.
 """
 
 from __future__ import annotations
@@ -9,24 +11,32 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from actors.draft import Draft, RemoteDrafter
-from actors.draft_pool import DraftPool
+from actors.draft import RemoteDrafter
 from actors.publications import Publications
-from actors.report import ReplicaReport
+from actors.report import Order, ReplicaReport
+from actors.roster import Traits
 from actors.seats import Seats
 from actors.shard_feed import ShardFeed
 from actors.target import RemoteVerifier
 from actors.target_group import TargetGroup
 from actors.watch import Watch, WatchedDrafter, WatchedVerifier
-from actors.worker import LOADING_SECONDS, Worker
+from actors.worker import LOADING_SECONDS
 from pipeline.answering import Answerer
 from pipeline.decode import Decoder, Drafter, Verifier
-from pipeline.engine.assembly import Setup, agree, load_drafter, load_verifier, make_decoder, set_threads
+from pipeline.engine.assembly import (
+    Setup,
+    agree,
+    drafting,
+    load_drafter,
+    load_verifier,
+    make_decoder,
+    set_threads,
+)
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import NightdeskError, WorkerLost
-from pipeline.output.plan import Shard
+from pipeline.messages import REPLICA_BITS_FROM
 from pipeline.output.store import open_store
 from pipeline.records import Completion, Request
 from pipeline.stats import Progress
@@ -34,14 +44,17 @@ from pipeline.work import JobWork
 
 
 class Replica:
-    """The actor. Its work begins with `ready`, and ends when it has been told that no more shards come."""
+    """The actor. Its work begins with `ready`, and ends when it has been told so and has done what it had begun."""
 
-    def __init__(self, work: JobWork, seats: Seats) -> None:
+    def __init__(self, work: JobWork, seats: Seats, number: int = 0) -> None:
+        """`number`: no other replica of the run has had it."""
         self.work = work
         self.seats = seats
+        self.number = number
         self.feed = ShardFeed()
         self.publications = Publications(open_store(work.config.output.path))
         self.watch = Watch("reading and publishing")
+        self.drafter: RemoteDrafter | None = None
         self.total = Progress()
         self.notices: list[str] = []
         self.failure: Exception | None = None
@@ -54,26 +67,29 @@ class Replica:
             self.thread.start()
         return True
 
-    def poll(self, give: Sequence[Shard], seen: int, close: bool) -> ReplicaReport:
-        """Take shards and say how things are. `close`: all shards of the run are published.
+    def poll(self, order: Order) -> ReplicaReport:
+        """Take shards and say how things are.
 
-        May be repeated: shards come once, and the report is about all that was done, but for the first `seen`
+        May be repeated: shards come once, and the report is about all that was done, but for the first `order.seen`
         published shards.
         """
-        self.feed.give(give)
-        if close:
+        self.feed.give(order.give)
+        if order.close:
             self.feed.close()
+        if order.roster is not None and self.drafter is not None:
+            self.drafter.enroll(order.roster)
         ended = self.ended  # before all the rest: then nothing can change any more
-        published, kept = self.publications.since(seen)
         return ReplicaReport(
-            published=published,
+            published=self.publications.since(order.seen),
             total=self.total,
-            kept=kept,
             wants=self.feed.wants,
             activity=self.watch.activity(),
+            returned=self.feed.returned,
             notices=tuple(self.notices),
             failure=self.failure,
             ended=ended,
+            roster_version=0 if self.drafter is None else self.drafter.roster_version,
+            draft_losses=() if self.drafter is None else self.drafter.losses(),
         )
 
     def _work(self) -> None:
@@ -88,7 +104,13 @@ class Replica:
             set_threads(self.seats.replica.threads)
             setup = agree(self.work.config)
             verifier, drafter = self._in_workers(setup) if self.seats.ranks else self._in_this_process(setup)
-            decoder = make_decoder(self.work.config, setup, verifier, drafter, self.work.plan.salt)
+            decoder = make_decoder(
+                self.work.config, setup, verifier, drafter, self.work.plan.salt,
+                first_handle=self.number << REPLICA_BITS_FROM,
+                homes=None if self.drafter is None else self.drafter.homes,
+                notice=self._notice,
+                apart=bool(self.seats.ranks),
+            )  # fmt: skip
         work, prompters = self.work, self.work.prompters(setup.target.tokenizer())
         stream = FedStream(decoder, self.feed)
         return Answerer(work.config, work.plan, work.corpus(), prompters, stream, self.publications)
@@ -101,20 +123,16 @@ class Replica:
         return verifier, None if drafter is None else WatchedDrafter(drafter, self.watch, limit)
 
     def _in_workers(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
-        """Target and draft model in workers, which load side by side; what computes nothing stays in this process."""
-        config, limit = self.work.config, self.work.config.decoding.step_timeout
-        ranks, seats, pool = self.seats.ranks, self.seats.drafts, None
+        """The target in workers; what computes nothing stays in this process."""
+        config, limit, ranks = self.work.config, self.work.config.decoding.step_timeout, self.seats.ranks
         verifier = RemoteVerifier(lambda: TargetGroup(ranks, config, setup), limit, self._notice)
-        if seats:
-            pool = DraftPool(
-                lambda i: Worker(seats[i].create(Draft, config, setup, seats[i].threads), f"draft worker {i}"),
-                len(seats),
-                self._notice,
-            )
+        chosen, drafter = drafting(config), None
+        if chosen is None or chosen.kind != "model":
+            drafter = load_drafter(config, setup)
+        elif not self.seats.careful:
+            drafter = self.drafter = RemoteDrafter(Traits.of_workers(setup), limit)
         verifier.wait_ready()
-        if pool is not None:
-            return verifier, RemoteDrafter(pool, pool.wait_ready(), limit)
-        return verifier, load_drafter(config, setup)
+        return verifier, drafter
 
     def _notice(self, line: str) -> None:
         self.notices.append(line)

@@ -22,6 +22,7 @@ import psutil
 import ray
 import ray._private.worker
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+from ray._private.state import state
 
 from actors.node import ACCELERATOR_LABEL, Node
 from pipeline.errors import WorkerLost
@@ -68,10 +69,23 @@ def _refuse_silence(address: str) -> None:
 
 
 def nodes() -> list[Node]:
-    """What the cluster has, whether it is in use or not."""
+    """What the cluster has, whether it is in use or not. A node that is being drained is lost already."""
+    going = draining()
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
     hosts = Counter(node["NodeManagerHostname"] for node in alive)
-    return [_node(node, alone=hosts[node["NodeManagerHostname"]] == 1) for node in alive]
+    named = [_node(node, alone=hosts[node["NodeManagerHostname"]] == 1) for node in alive]
+    return [node for node in named if node.id not in going]
+
+
+def draining() -> dict[str, float | None]:
+    """Nodes that are about to be taken away, by Ray's ids: the Unix time of their end, None where nobody has said."""
+    ends: dict[str, int] = state.get_draining_nodes()  # in milliseconds; 0: no saying
+    return {identity: end / 1000 if end else None for identity, end in ends.items()}
+
+
+def living() -> frozenset[str]:
+    """Ray's ids of the nodes that are there, drained or not."""
+    return frozenset(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])
 
 
 def _node(found: dict[str, Any], alone: bool) -> Node:

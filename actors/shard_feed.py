@@ -18,6 +18,7 @@ class ShardFeed:
         self._changed = threading.Condition()
         self._waiting: deque[Shard] = deque()
         self._given: set[int] = set()
+        self._returned: tuple[int, ...] = ()
         self._reading = False
         self._closed = False
 
@@ -31,10 +32,18 @@ class ShardFeed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No more are to come; nor is whatever was not begun."""
+        """No more are to come; whatever was not begun will not be."""
         with self._changed:
             self._closed = True
+            self._returned += tuple(shard.index for shard in self._waiting)
+            self._waiting.clear()
             self._changed.notify_all()
+
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """The shards that were given and not begun before it was closed."""
+        with self._changed:
+            return self._returned
 
     @property
     def wants(self) -> int:

@@ -415,10 +415,8 @@ WITHHELD = [
     ("output.format", "delta", "use parquet"),
     ("output.partition_by", ["day"], "remove the key"),
     ("output.single_writer", True, "remove the key"),
-    ("target.replicas", 2, "use auto or 1"),
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
-    ("draft", {"kind": "ngram", "replicas": 2}, "use 1"),
     ("tasks.0.long", "chunk", "use truncate or error"),
     ("tasks.0.long", "map_reduce", "use truncate or error"),
     ("tasks.0.schema", {"type": "object"}, "typed answers"),
@@ -459,11 +457,12 @@ class TestKeysWithoutTheirFeature:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("input.encoding", "UTF8"), ("target.gpus", 1), ("target.replicas", 1), ("decoding.placement", "separate"),
+        [("input.encoding", "UTF8"), ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
          ("tasks.0.top_p", 0.8), ("tasks.0.top_k", 5), ("tasks.0.temperature", 1), ("tasks.0.long", "error"),
          ("draft", {"model": "m", "sampling": "greedy"}), ("draft", {"model": "m", "sampling": "sample"}),
          ("draft", {"model": "m", "accelerator": "T4"}), ("draft", {"model": "m", "label_selector": {"a": "!b"}}),
          ("target.accelerator", "H100"), ("target.label_selector", {"ray.io/accelerator-type": "in(H100,H200)"}),
+         ("draft", {"model": "m", "replicas": 3}),
          ("draft", {"kind": "none"}), ("decoding.draft_tokens", 7), ("seed", 2**64 - 1), ("input.limit", 3)],
     )  # fmt: skip
     def test_what_is_there_is_accepted(self, key: str, value: Any) -> None:

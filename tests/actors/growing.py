@@ -9,6 +9,9 @@ from typing import Any
 
 import ray
 
+from actors.placement import Bundle
+from actors.seats import Reservation, Seat
+
 
 def like(kind: str, gpus: int, cpus: int, **labels: str) -> dict[str, Any]:
     """Settings of a node with GPUs of one accelerator type."""
@@ -46,6 +49,13 @@ def wait_until(condition: Any, seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def draft_seat(bundle: Bundle) -> Seat:
+    """The seat of a draft worker."""
+    reservation = Reservation((bundle,), 10)
+    wait_until(lambda: reservation.look() is not None)
+    return Seat(reservation.group, 0, bundle.threads, bundle.gpus)
 
 
 def homes(groups: Sequence[Any]) -> list[list[str]]:

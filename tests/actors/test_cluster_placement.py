@@ -15,11 +15,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from actors import autoscaler, seats
 from actors.autoscaler import arrange, autoscales
 from actors.placement import place
-from actors.seats import Seat, Seats, reserve, reserve_drafts, reserve_replica
+from actors.seats import Seat, Seats, reserve_replica
 from actors.session import nodes
 from pipeline.config import JobConfig
 from pipeline.errors import ConfigError, WorkerLost
-from tests.actors.growing import homes, like, nodes_added, standing_groups, wait_until
+from tests.actors.growing import draft_seat, homes, like, nodes_added, standing_groups, wait_until
 from tests.actors.test_placement import MODEL, job
 
 TARGETS = [like("H100", 2, 3, zone=zone) for zone in "ab"]
@@ -46,10 +46,10 @@ def kinds() -> dict[str, str]:
     return {n.id: n.labels.get("zone") or n.labels.get("tier") or "".join(n.accelerators) or "head" for n in nodes()}
 
 
-def bundles(taken: Seats) -> list[str]:
+def bundles(*taken: Seats | Seat) -> list[str]:
     """On what node each bundle is."""
     names = kinds()
-    return [names[node] for home in homes(taken.groups) for node in home]
+    return [names[node] for home in homes([each.group for each in taken]) for node in home]
 
 
 def sits(*where: Seat) -> list[tuple[str, int]]:
@@ -75,27 +75,30 @@ def test_nodes_are_told_apart(cluster: Any) -> None:
 
 def test_targets_and_drafts_sit_where_they_must(cluster: Any) -> None:
     placement = place(with_drafts(2, accelerator="L4", gpus=1), nodes())
-    first, second = reserve(placement, 10), reserve_replica(placement.replicas[1], 10)
+    first, second = (reserve_replica(replica, 10) for replica in placement.replicas)
+    drafts = [draft_seat(bundle) for bundle in placement.drafts]
     try:
         here, there = (each.node.labels["zone"] for each in placement.replicas)
         assert sorted((here, there)) == ["a", "b"]
-        assert bundles(first) == [here] * 3 + ["L4", "L4"]
-        assert bundles(second) == [there] * 3
-        assert len({home for (home,) in homes([draft.group for draft in first.drafts])}) == 2
-        assert sits(first.ranks[1], first.replica, first.drafts[1]) == [(here, 1), (here, 0), ("L4", 1)]
+        assert bundles(first, second) == [here] * 3 + [there] * 3
+        assert bundles(*drafts) == ["L4", "L4"]
+        assert len({home for (home,) in homes([draft.group for draft in drafts])}) == 2
+        assert sits(first.ranks[1], first.replica, drafts[1]) == [(here, 1), (here, 0), ("L4", 1)]
     finally:
-        first.release()
-        second.release()
+        for taken in (first, second, *drafts):
+            taken.release()
     assert not standing_groups()
 
 
 def test_labels_choose_the_node(cluster: Any) -> None:
     draft = {**MODEL, "label_selector": {"tier": "cheap"}}
-    taken = reserve(place(job(draft, gpus=2, label_selector={"zone": "!in(b)"}, accelerator=None), nodes()), 10)
+    placement = place(job(draft, gpus=2, label_selector={"zone": "!in(b)"}, accelerator=None), nodes())
+    taken, worker = reserve_replica(placement.replicas[0], 10), draft_seat(placement.drafts[0])
     try:
-        assert bundles(taken) == ["a", "a", "a", "cheap"]
+        assert bundles(taken, worker) == ["a", "a", "a", "cheap"]
     finally:
         taken.release()
+        worker.release()
 
 
 def test_a_planned_node_in_use_is_replaced_by_another_that_the_job_allows(
@@ -106,7 +109,7 @@ def test_a_planned_node_in_use_is_replaced_by_another_that_the_job_allows(
     planned = placement.replicas[0].node
     by_others = placement_group([{"GPU": 1}], bundle_label_selector=[{"ray.io/node-id": planned.id}])
     assert by_others.wait(10)
-    taken = reserve(placement, 10)
+    taken = reserve_replica(placement.replicas[0], 10)
     try:
         assert bundles(taken) == [{"a": "b", "b": "a"}[planned.labels["zone"]]] * 3
     finally:
@@ -128,14 +131,14 @@ def test_a_dead_node_is_noticed_and_its_group_hinders_nobody(cluster: Any) -> No
     with nodes_added(cluster, [like("T4", 1, 1), like("T4", 1, 1)]) as added:
         config = job({**MODEL, "accelerator": "T4", "gpus": 1}, gpus=2, accelerator="H100")
         placement = place(config, nodes())
-        (draft,) = reserve_drafts(placement.drafts, 10)
+        draft = draft_seat(placement.drafts[0])
         assert draft.stands()
         dead = next(node for node in added if node.node_id == placement.drafts[0].node.id)
         cluster.remove_node(dead)
         wait_until(lambda: not draft.stands())
         draft.release()
         wait_until(lambda: all(node.id != dead.node_id for node in nodes()))
-        (another,) = reserve_drafts(place(config, nodes()).drafts, 10)
+        another = draft_seat(place(config, nodes()).drafts[0])
         assert another.stands()
         another.release()
         assert not standing_groups()

@@ -76,9 +76,10 @@ def test_the_shards_of_lost_replicas_are_answered_by_others(
     assert caplog.messages == [
         "the replica is gone: its process was killed (for lack of memory, perhaps); replacing it",
         "the replica has not answered for 8 s; replacing it",
+        "the replica is a careful one: its target is in a process of its own, and it does not draft",
     ]
     assert executor.describe() == "Ray, colocated, 2 cores"
-    assert_gone("Replica")
+    assert_gone("Replica", "Target")
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_run_with_its_own_error(
@@ -103,7 +104,7 @@ def test_a_replica_that_dies_whenever_it_begins_ends_the_run(
 ) -> None:
     config = tiny_job(tmp_path, models, ROWS, TOKENS, placement="colocated")
 
-    monkeypatch.setattr("actors.executor.Replica", Dying)
+    monkeypatch.setattr("actors.crew.Replica", Dying)
     lost = r"its process was killed .*; 3 replicas in a row were lost before they began"
     with pytest.raises(WorkerLost, match=lost):
         execute(config, executor=RayExecutor(config))

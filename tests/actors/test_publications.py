@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 from actors.publications import Publications
+from actors.report import Publication
 from jobs.run import execute
 from pipeline.answering import Answerer, Report
 from pipeline.output.plan import Shard
@@ -32,10 +35,12 @@ def test_every_shard_is_noted_once_with_its_counts_whoever_published_it(tmp_path
     write_stories(tmp_path, "a.parquet", 0, 12)
     noting = Noting()
     assert execute(job(tmp_path), executor=noting, models=stub_models()) == 0
-    shards, tally = noting.publications.since(0)
-    assert shards[0] == 0
-    assert sorted(shards) == [0, 1, 2]
-    assert noting.publications.since(2) == (shards[2:], tally)
+    noted = noting.publications.since(0)
+    assert noted[0] == Publication(0, Progress(rows_done=4, shards_done=1), created=False)
+    assert [each.created for each in noted] == [False, True, True]
+    assert sorted(each.shard for each in noted) == [0, 1, 2]
+    assert noting.publications.since(2) == noted[2:]
+    tally = reduce(add, (each.counts for each in noted))
     assert tally == Progress(
         rows_done=12, shards_done=3, requests=8, prompt_tokens=tally.prompt_tokens, new_tokens=tally.new_tokens,
         drafted=32, accepted=16, steps=16,

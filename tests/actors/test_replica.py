@@ -5,16 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import pytest
 
-from actors.placement import Node, place
+from actors.draft_group import DraftGroup
+from actors.draft_pool import DraftPool
+from actors.node import Node
+from actors.placement import place
 from actors.replica import Replica
-from actors.report import ReplicaReport
-from actors.seats import Seats, reserve
+from actors.report import Order, ReplicaReport
+from actors.seats import reserve_replica
 from pipeline.config import JobConfig
+from pipeline.engine.assembly import agree
 from pipeline.output.plan import Shard
+from pipeline.stats import Progress
+from tests.actors.growing import draft_seat, wait_until
 from tests.actors.processes import only_process
 from tests.actors.tiny_job import alone, answers, nearly, planned, tiny_job
 from tests.models import tiny_folder
@@ -25,10 +33,12 @@ PATIENCE = 60.0
 
 @dataclass
 class Running:
-    """A replica in this process, its workers in others, and the shards that it has not been given yet."""
+    """A replica in this process, its workers and a draft worker in others, and the shards that it was not given yet."""
 
     config: JobConfig
     replica: Replica
+    pool: DraftPool
+    notices: list[str]  # of the pool
     shards: list[Shard]
     expected: dict[str, str]
     given: list[Shard] = field(default_factory=list)
@@ -38,14 +48,17 @@ class Running:
         del self.shards[:shards]
 
     def poll(self) -> ReplicaReport:
-        report = self.replica.poll(self.given, 0, False)
+        self.pool.tend()
+        report = self.replica.poll(Order(tuple(self.given), roster=self.pool.roster))
         assert report.failure is None, report.failure
+        for loss in report.draft_losses:
+            self.pool.lose(*loss)
         return report
 
     def wait(self, rows: int) -> ReplicaReport:
         """Until so many rows are answered in all."""
         deadline = time.monotonic() + PATIENCE
-        while max((report := self.poll()).total.rows_done, report.kept.rows_done) < rows:
+        while max((report := self.poll()).total.rows_done, kept(report).rows_done) < rows:
             assert time.monotonic() < deadline, report
             time.sleep(0.02)
         return report
@@ -63,6 +76,11 @@ class Running:
         assert published == {key: self.expected[key] for key in published}
 
 
+def kept(report: ReplicaReport) -> Progress:
+    """What the published shards count."""
+    return reduce(add, (publication.counts for publication in report.published), Progress())
+
+
 @pytest.fixture(scope="module")
 def running(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder: Path = tmp_path_factory.mktemp("separate")
@@ -70,13 +88,19 @@ def running(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     draft = nearly(target, folder / "draft")
     config = tiny_job(folder, (target, draft), ROWS, TOKENS, ROWS_PER_SHARD, placement="separate", step_timeout=20.0)
     work, shards = planned(config)
-    seats: Seats = reserve(place(config, [Node("here", 2)]), 20)
-    replica = Replica(work, seats)
+    placement, setup, notices = place(config, [Node("here", 2)]), agree(config), list[str]()
+    seats, draft = reserve_replica(placement.replicas[0], 20), draft_seat(placement.drafts[0])
+    pool = DraftPool(lambda place: DraftGroup.at(draft, config, setup, f"draft worker {place}"), 1, notices.append)
+    replica = Replica(work, seats, number=3)
     replica.ready()
-    yield Running(config, replica, shards, alone(config, ROWS))
-    replica.poll([], 0, True)
+    running = Running(config, replica, pool, notices, shards, alone(config, ROWS))
+    wait_until(lambda: running.poll().roster_version > 0, PATIENCE)
+    yield running
+    replica.poll(Order(close=True))
     replica.thread.join(20)
+    pool.end()
     seats.release()
+    draft.release()
     assert not replica.thread.is_alive()
     assert replica.failure is None
 
@@ -85,20 +109,21 @@ def test_workers_in_processes_of_their_own_answer_as_one_process_does(running: R
     running.give()
     report = running.finish()
     running.check()
-    assert report.kept.drafted > report.kept.accepted > 0
+    assert kept(report).drafted > kept(report).accepted > 0
     assert report.activity.what == "reading and publishing"
 
 
 def test_a_killed_draft_worker_changes_no_answer_and_drafting_returns(running: Running) -> None:
     before = running.finish()
     running.give(3)
-    running.wait(before.kept.rows_done + 1)
+    running.wait(kept(before).rows_done + 1)
     only_process("Draft").kill()
     report = running.finish()
     running.check()
-    assert "draft worker 0 is gone" in report.notices[-1]
-    drafted, deadline = report.kept.drafted, time.monotonic() + PATIENCE
-    while running.finish().kept.drafted == drafted:  # a shard at a time, until its sequences are drafted again
+    wait_until(lambda: running.poll() is not None and bool(running.notices), PATIENCE)
+    assert "draft worker 0 is gone" in running.notices[-1]
+    drafted, deadline = kept(report).drafted, time.monotonic() + PATIENCE
+    while kept(running.finish()).drafted == drafted:  # a shard at a time, until its sequences are drafted again
         assert time.monotonic() < deadline
         time.sleep(1)
         running.give()
@@ -108,7 +133,7 @@ def test_a_killed_draft_worker_changes_no_answer_and_drafting_returns(running: R
 def test_a_killed_target_worker_changes_no_answer(running: Running) -> None:
     before = running.finish()
     running.give(3)
-    running.wait(before.kept.rows_done + 1)
+    running.wait(kept(before).rows_done + 1)
     only_process("Target").kill()
     report = running.finish()
     running.check()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import remove_placement_group
 
 from actors import seats
 from actors.node import Node
-from actors.placement import Bundle, Placement, ReplicaPlacement
-from actors.seats import reserve, reserve_drafts, reserve_replica
+from actors.placement import Bundle, ReplicaPlacement
+from actors.seats import Reservation, reserve_replica
 from actors.session import nodes
 from pipeline.errors import WorkerLost
-from tests.actors.growing import homes, standing_groups
+from tests.actors.growing import homes, standing_groups, wait_until
 
 pytestmark = pytest.mark.usefixtures("ray_address")
 
@@ -26,20 +27,11 @@ def here(ray_address: str) -> Node:
     return node
 
 
-def separate(here: Node, cores: int, *drafts: int) -> Placement:
-    replica = ReplicaPlacement(True, (Bundle(here, cores),))
-    return Placement((replica,), tuple(Bundle(here, draft) for draft in drafts))
-
-
 class Sitter:
     """An actor that says where it is."""
 
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
-
-
-def cores_left() -> float:
-    return float(ray.available_resources().get("CPU", 0))
 
 
 def test_a_node_is_described_with_what_it_has(here: Node) -> None:
@@ -50,22 +42,19 @@ def test_a_node_is_described_with_what_it_has(here: Node) -> None:
 
 def test_the_colocated_replica_sits_in_the_only_bundle(here: Node) -> None:
     taken = reserve_replica(ReplicaPlacement(False, (Bundle(here, 2),)), 10)
-    assert (taken.ranks, taken.drafts, taken.replica.threads, len(taken.groups)) == ((), (), 2, 1)
-    assert ray.get(taken.replica.create(Sitter).node.remote(), timeout=20) == here.id
+    assert (taken.ranks, taken.replica.threads, taken.node, taken.careful) == ((), 2, here, False)
+    assert ray.get(taken.replica.create(Sitter).node.remote(), timeout=60) == here.id
     assert taken.stands()
     taken.release()
     assert not standing_groups()
 
 
-def test_each_worker_has_its_bundle_and_each_draft_its_group(here: Node) -> None:
-    placement = separate(here, 1, 1)
-    taken = reserve(placement, 10)
-    (rank,), (draft,) = taken.ranks, taken.drafts
-    assert taken.replica == replace(rank, threads=1), "the replica shares the target's bundle"
-    assert draft.group != rank.group
-    assert draft.group in taken.groups
+def test_a_replica_without_a_core_of_its_own_shares_its_targets_bundle(here: Node) -> None:
+    taken = reserve_replica(ReplicaPlacement(True, (Bundle(here, 2),)), 10)
+    (rank,) = taken.ranks
+    assert taken.replica == replace(rank, threads=1)
+    assert taken.apart() == taken, "it is apart already"
     taken.release()
-    assert not standing_groups()
 
 
 def test_a_process_of_its_own_has_the_last_bundle(here: Node) -> None:
@@ -75,37 +64,87 @@ def test_a_process_of_its_own_has_the_last_bundle(here: Node) -> None:
     taken.release()
 
 
-def test_nothing_stays_reserved_when_one_of_several_is_not_to_be_had(here: Node) -> None:
-    for drafts in ([2], [1, 1]):
-        with pytest.raises(WorkerLost, match=r"has not offered . cores? within .* s; the same command continues"):
-            reserve(separate(here, 1, *drafts), 0.3)
-        assert not standing_groups()
-    with pytest.raises(WorkerLost):
-        reserve_drafts([Bundle(here, 1), Bundle(here, 1), Bundle(here, 1)], 0.3)
+def test_a_careful_replica_has_its_target_beside_it_on_the_same_seat(here: Node) -> None:
+    taken = reserve_replica(ReplicaPlacement(False, (Bundle(here, 2),)), 10)
+    careful = replace(taken, replica=replace(taken.replica, gpus=1)).apart()
+    assert careful.careful
+    assert (careful.replica.gpus, careful.replica.threads) == (0, 1)
+    assert [(rank.gpus, rank.threads) for rank in careful.ranks] == [(1, 2)]
+    sitters = [seat.create(Sitter) for seat in (taken.apart().replica, *taken.apart().ranks)]
+    assert ray.get([sitter.node.remote() for sitter in sitters], timeout=60) == [here.id] * 2
+    taken.release()
+
+
+class Waiter:
+    """Answers one call only while it is asked another."""
+
+    CONCURRENCY = 2
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+
+    def wait(self) -> bool:
+        return self.called.wait(60)
+
+    def call(self) -> None:
+        self.called.set()
+
+
+def test_an_actor_answers_as_many_calls_at_once_as_its_class_says(here: Node) -> None:
+    taken = reserve_replica(ReplicaPlacement(False, (Bundle(here, 1),)), 10)
+    waiter = taken.replica.create(Waiter)
+    waiting = waiter.wait.remote()
+    ray.get(waiter.call.remote(), timeout=60)
+    assert ray.get(waiting, timeout=60)
+    taken.release()
+
+
+def test_a_reservation_is_there_when_it_is_there_and_nobody_waits(here: Node) -> None:
+    first = Reservation((Bundle(here, 2),), 10)
+    wait_until(lambda: first.look() is not None)
+    assert first.home() == here.id
+    second = Reservation((Bundle(here, 1),), 10)
+    started = time.monotonic()
+    assert second.look() is None
+    assert time.monotonic() - started < 1
+    first.cancel()
+    wait_until(lambda: second.look() is not None)
+    second.cancel()
+    assert not standing_groups()
+
+
+def test_what_is_not_to_be_had_in_time_leaves_nothing_reserved(here: Node) -> None:
+    with pytest.raises(WorkerLost, match=r"has not offered 3 cores within 0.3 s; the same command continues"):
+        reserve_replica(ReplicaPlacement(True, (Bundle(here, 3),)), 0.3)
     assert not standing_groups()
 
 
 def test_nothing_stays_reserved_when_the_wait_is_interrupted(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
 
-    def wait(group: Any, timeout: float) -> bool:
-        waits.append(timeout)
-        if len(waits) == 3:
-            raise KeyboardInterrupt
-        return len(waits) == 1
-
-    monkeypatch.setattr(PlacementGroup, "wait", wait)
+    monkeypatch.setattr(seats.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        reserve(separate(here, 1, 2), 10)
-    assert len(waits) == 3
+        reserve_replica(ReplicaPlacement(True, (Bundle(here, 3),)), 10)
     assert not standing_groups()
 
 
 def test_a_plan_for_a_node_that_has_died_is_carried_out_elsewhere(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seats, "QUIET_SECONDS", 0.1)
     taken = reserve_replica(ReplicaPlacement(False, (Bundle(replace(here, id="d" * 56), 2),)), 10)
-    assert homes(taken.groups) == [[here.id]]
+    assert homes([taken.group]) == [[here.id]]
     taken.release()
+
+
+def test_a_group_that_is_taken_away_while_it_is_waited_for_is_asked_for_again(here: Node) -> None:
+    full = Reservation((Bundle(here, 2),), 10)
+    wait_until(lambda: full.look() is not None)
+    waiting = Reservation((Bundle(here, 1),), 10)
+    remove_placement_group(waiting.group)
+    full.cancel()
+    wait_until(lambda: waiting.look() is not None)
+    waiting.cancel()
+    assert not standing_groups()
 
 
 def test_a_wait_is_mentioned(here: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,17 @@ def test_it_wants_shards_once_somebody_reads_and_as_many_as_are_to_be_at_hand() 
     assert feed.wants == 0
 
 
+def test_what_was_not_begun_when_it_is_closed_is_handed_back() -> None:
+    feed = ShardFeed()
+    feed.give(shards(0, 1, 2))
+    reader = iter(feed)
+    assert next(reader).index == 0
+    assert feed.returned == ()
+    feed.close()
+    assert list(reader) == []
+    assert feed.returned == (1, 2)
+
+
 def test_a_reader_waits_for_shards_and_ends_when_the_feed_is_closed() -> None:
     feed, read = ShardFeed(), []
     reader = threading.Thread(target=lambda: read.extend(shard.index for shard in feed), daemon=True)
