@@ -93,6 +93,7 @@ def test_demo_job_loads_and_names_columns_of_the_sample(
     stories: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    load_config("configs/cluster.yaml")
     config = load_config("configs/demo.yaml")
     assert [Path(path) for path in config.input.paths] == [SAMPLE / "stories.parquet"]
     assert {config.input.id, config.input.text, *config.input.keep} <= set(stories.schema.names)
