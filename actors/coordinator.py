@@ -78,7 +78,8 @@ class Coordinator:
     ) -> None:
         """`report` is told increments (negative ones where work was lost), `notice` lines for people.
 
-        `handful`: a replica that has so many rows in hand, and more than one shard, gets no other. `careful`: there are replicas that survive whatever a document does to a model (see `enlist`).
+        `handful`: a replica that has so many rows in hand, and more than one shard, gets no other. `careful`: there are
+        replicas that survive whatever a document does to a model (see `enlist`).
         """
         self.waiting = deque(shards)
         self.suspects: deque[Shard] = deque()  # waiting too, for a careful replica
