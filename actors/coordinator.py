@@ -179,7 +179,7 @@ class Coordinator:
         suspected = [held.shard for index, held in charge.in_hand.items() if index in self.unpublished]
         (self.accidents if accident else self.losses).update(shard.index for shard in suspected)
         self._part_from(replica)
-        self._refuse_repetition(charge, suspected, cause)
+        self._refuse_repetition(suspected, cause)
         if not (began or accident):
             self.losses_before_work += 1
             if self.losses_before_work >= ATTEMPTS:
@@ -293,12 +293,11 @@ class Coordinator:
             suspicious = self.careful and self.losses[shard.index] >= SUSPICIOUS
             (self.suspects if suspicious else self.waiting).appendleft(shard)
 
-    def _refuse_repetition(self, charge: Charge, suspected: list[Shard], cause: str) -> None:
+    def _refuse_repetition(self, suspected: list[Shard], cause: str) -> None:
         for shard in suspected:
             losses, accidents = self.losses[shard.index], self.accidents[shard.index]
-            fatal = losses >= ATTEMPTS and charge.careful in (True, self.careful)
-            if fatal or accidents >= ACCIDENTS:
-                lost = f"{losses} replicas" if fatal else f"{accidents} machines"
+            if losses >= ATTEMPTS or accidents >= ACCIDENTS:
+                lost = f"{losses} replicas" if losses >= ATTEMPTS else f"{accidents} machines"
                 raise WorkerLost(
                     f"{cause}; {lost} were lost with shard {shard.index} ({shard.rows} rows) in hand: "
                     "look at its documents and at the memory of the machine, then run the same command again"
