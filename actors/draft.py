@@ -21,9 +21,10 @@ from actors.roster import Member, Roster, Traits
 from actors.shared_drafter import Answers, Drafted, SharedDrafter
 from actors.worker import answer
 from pipeline.config import JobConfig
-from pipeline.engine.assembly import Setup, draft_device, drafting, load_drafter, set_threads
+from pipeline.engine.assembly import Setup, drafting, load_drafter, set_threads
 from pipeline.engine.drafters.merging import gathered, rows_of
 from pipeline.engine.drafters.model import ModelDrafter
+from pipeline.engine.parallel import device_of
 from pipeline.errors import CacheMiss, NightdeskError, OutOfMemory, WorkerLost
 from pipeline.messages import DraftRequest, Proposal
 
@@ -57,7 +58,7 @@ class Draft:
         """Meet the other ranks, if there are any, and load. Asked once."""
         chosen = drafting(self.config)
         assert chosen is not None
-        group = None if place is None else self.meeting.join(place, chosen.gpus, draft_device(chosen))
+        group = None if place is None else self.meeting.join(place, chosen.gpus, device_of(chosen.gpus))
         drafter = load_drafter(self.config, self.setup, group)
         assert isinstance(drafter, ModelDrafter), "a draft worker is for a draft model"
         self.drafter = drafter

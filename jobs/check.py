@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from jobs.estimate import Memory, Work, available_memory, gigabytes, memory_of, require_memory, seconds_from_probe
+from jobs.estimate import (
+    Memory,
+    Work,
+    available_memory,
+    gigabytes,
+    is_elsewhere,
+    memory_of,
+    require_memory,
+    seconds_from_probe,
+)
 from jobs.progress import duration
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
@@ -300,6 +309,8 @@ def estimate(config: JobConfig, setup: Setup, rows: int, prompts: Prompts, timed
         return seconds_from_timing(
             config, setup.limits.slots, prompts.examples, work
         ), f"timing {len(prompts.examples)} prompts"
+    if is_elsewhere(setup.device):
+        return None, "the GPUs are not on this machine"
     seconds = seconds_from_probe(work, setup.target, config.target.dtype, setup.device, setup.limits.slots)
     return seconds, "parameter count and a probe of this machine's memory and arithmetic"
 
@@ -340,9 +351,10 @@ def show(findings: Findings, console: Console) -> None:
     parts = f"{findings.shards:,} part{'s' * (findings.shards != 1)}"
     table.add_row("output", f"{findings.answered:,} answered already; a run would add {parts}")
     table.add_row("models", f"{findings.model}, draft: {findings.draft}")
+    free = "on each GPU" if memory.available is None else f"of {gigabytes(memory.available)} free"
     table.add_row(
         "memory",
-        f"{gigabytes(memory.needed)} of {gigabytes(memory.available)} free: weights {gigabytes(memory.weights)}, "
+        f"{gigabytes(memory.needed)} {free}: weights {gigabytes(memory.weights)}, "
         f"cache {gigabytes(memory.cache)} for {findings.slots} sequences of {findings.context:,} tokens",
     )
     table.add_row("prompts", _prompt_summary(findings))

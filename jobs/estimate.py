@@ -29,7 +29,7 @@ class Memory:
 
     weights: int
     cache: int
-    available: int
+    available: int | None  # None: not known here, since the GPUs are elsewhere
 
     @property
     def needed(self) -> int:
@@ -63,8 +63,15 @@ def memory_of(checkpoint: Checkpoint, dtype_name: str, device: str, slots: int, 
     return checkpoint.parameters_bytes(_name(dtype)), entries * slots * context * dtype.itemsize
 
 
-def available_memory(device: str) -> int:
-    """Bytes that a new process may take: of the GPU, or of this machine within its container's limit."""
+def is_elsewhere(device: str) -> bool:
+    """Is it a GPU, and has this machine none?"""
+    return device == "cuda" and not torch.cuda.is_available()
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes that a new process may take: of the GPU (None: elsewhere), or of this machine within its container."""
+    if is_elsewhere(device):
+        return None
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     free = psutil.virtual_memory().available
@@ -82,7 +89,7 @@ def _container_room(limit_file: Path) -> int | None:
 
 def require_memory(memory: Memory, slots: int, context: int) -> None:
     """ModelError, with what to lower, unless it fits."""
-    if memory.needed > memory.available:
+    if memory.available is not None and memory.needed > memory.available:
         raise ModelError(
             f"target.model: needs {gigabytes(memory.needed)} ({gigabytes(memory.weights)} of weights and "
             f"{gigabytes(memory.cache)} of cache for {slots} sequences of {context:,} tokens), but only "

@@ -18,7 +18,7 @@ from pipeline.engine.checkpoint import Checkpoint, resolve
 from pipeline.engine.drafters.model import ModelDrafter
 from pipeline.engine.drafters.ngram import NgramDrafter
 from pipeline.engine.intersection import Intersection, check_vocabularies
-from pipeline.engine.parallel import Group, choose_device, require_divisible
+from pipeline.engine.parallel import Group, device_of, require_device, require_divisible
 from pipeline.engine.runner import Runner
 from pipeline.engine.translation import TranslatingRunner
 from pipeline.engine.verifier import TargetVerifier
@@ -65,7 +65,7 @@ def agree(config: JobConfig) -> Setup:
         else:
             check_same_tokenizer(target, draft)
         require_divisible(draft, draft_config.gpus, "draft.gpus")
-    device = choose_device(config.target.gpus)
+    device = device_of(config.target.gpus)
     require_divisible(target, config.target.gpus)
     decoding = config.decoding
     context = target.context_limit()
@@ -114,17 +114,13 @@ def load_verifier(config: JobConfig, setup: Setup, group: Group | None = None) -
     limits, ranks = setup.limits, config.target.gpus
     if ranks > 1 and (group is None or group.ranks != ranks):
         raise ConfigError(f"target.gpus: {ranks} ranks need a worker each, and this is one process: set it to 1")
+    require_device(setup.device, "target.gpus")
     runner = Runner.load(
         setup.target, config.target.dtype, setup.device, limits.slots, limits.context, setup.vocabulary, group
     )
     chosen, rule = drafting(config), config.decoding.rule
     chooses = chosen is not None and chosen.kind == "model" and chosen.sampling == "auto" and rule != "coupled"
     return TargetVerifier(runner, rule, setup.eos, compare_sampling=chooses)
-
-
-def draft_device(chosen: DraftConfig) -> str:
-    """Where a draft model computes: `cuda` or `cpu`."""
-    return "cuda" if chosen.gpus and torch.cuda.is_available() else "cpu"
 
 
 def load_drafter(config: JobConfig, setup: Setup, group: Group | None = None) -> Drafter | None:
@@ -144,7 +140,8 @@ def load_drafter(config: JobConfig, setup: Setup, group: Group | None = None) ->
     if chosen.gpus > 1 and (group is None or group.ranks != chosen.gpus):
         raise ConfigError(f"draft.gpus: {chosen.gpus} ranks need a worker each, and this is one process: set it to 1")
     vocabulary = setup.vocabulary if both is None else both.draft_vocabulary
-    device = draft_device(chosen)
+    device = device_of(chosen.gpus)
+    require_device(device, "draft.gpus")
     inner = Runner.load(setup.draft, chosen.dtype, device, limits.slots, context, vocabulary, group)
     runner = inner if both is None else TranslatingRunner(inner, both)
     coupled = config.decoding.rule == "coupled"

@@ -31,15 +31,15 @@ BACKEND = {"cpu": "gloo", "cuda": "nccl"}
 JOIN_SECONDS = 600.0  # for all ranks' processes to start
 
 
-def choose_device(gpus: int) -> str:
-    """`cuda` or `cpu` for a target of `gpus` GPUs; ConfigError where there is none (but see the module)."""
-    if not gpus:
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if os.environ.get(PRETEND) == "1":
-        return "cpu"
-    raise ConfigError("target.gpus: no CUDA device here; set it to 0 to run on the processor")
+def device_of(gpus: int) -> str:
+    """`cuda` or `cpu`: what a model on `gpus` GPUs computes on; this process may only schedule, and have none."""
+    return "cuda" if gpus and os.environ.get(PRETEND) != "1" else "cpu"
+
+
+def require_device(device: str, key: str) -> None:
+    """ConfigError at `key` where a model is to be loaded on a GPU and this process has none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"{key}: no CUDA device here; set it to 0 to run on the processor")
 
 
 def require_divisible(checkpoint: Checkpoint, ranks: int, key: str = "target.gpus") -> None:

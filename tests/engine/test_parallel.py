@@ -19,7 +19,7 @@ from pipeline.engine import Engine
 from pipeline.engine.assembly import agree
 from pipeline.engine.checkpoint import resolve
 from pipeline.engine.linear import PackedLinear
-from pipeline.engine.parallel import PRETEND, Group, choose_device, host, join, require_divisible, visit
+from pipeline.engine.parallel import PRETEND, Group, device_of, host, join, require_device, require_divisible, visit
 from pipeline.engine.runner import Runner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import CacheMiss, ConfigError
@@ -269,12 +269,21 @@ def test_one_process_is_no_place_for_several_ranks(folder_of: FolderOf, monkeypa
 
 
 def test_gpus_are_pretended_only_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv(PRETEND, raising=False)
-    assert choose_device(0) == "cpu"
-    with pytest.raises(ConfigError, match=r"target\.gpus: no CUDA device here"):
-        choose_device(2)
+    assert device_of(0) == "cpu"
+    assert device_of(2) == "cuda"
     monkeypatch.setenv(PRETEND, "1")
-    assert choose_device(2) == "cpu"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device(2) == "cuda"
+    assert device_of(2) == "cpu"
+
+
+def test_a_process_without_gpus_may_schedule_for_those_who_have_some(
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver, and a replica whose target has workers of its own; but load the model it cannot."""
+    monkeypatch.delenv(PRETEND, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = job(folder_of("llama"), 1)
+    assert agree(config).device == "cuda"
+    with pytest.raises(ConfigError, match=r"target\.gpus: no CUDA device here"):
+        Engine.from_config(config)
+    require_device("cpu", "target.gpus")
