@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from unittest.mock import patch
 
 from tests.actors.gpu_nodes import DRAFTS, TARGETS, seated
 from tests.actors.growing import nodes_added
@@ -28,7 +29,7 @@ class Chaos:
         self.rng = random.Random(seed)
         self.struck: list[str] = []
         self._over = threading.Event()
-        self._away: list[tuple[float, dict[str, Any], str]] = []  # when a node comes back, its settings, its kind
+        self._away: list[tuple[float, dict[str, Any]]] = []  # when a node comes back, and its settings
 
     @contextmanager
     def raging(self) -> Iterator[None]:
@@ -40,8 +41,8 @@ class Chaos:
         finally:
             self._over.set()
             thread.join()
-            for _, settings, kind in self._away:
-                self._bring_back(settings, kind)
+            for _, settings in self._away:
+                self._bring_back(settings)
             self._away.clear()
 
     def _rage(self) -> None:
@@ -74,17 +75,18 @@ class Chaos:
             node = self.rng.choice(there)
             self.nodes.remove(node)
             self.cluster.remove_node(node, allow_graceful=False)
-            self._away.append((time.monotonic() + ABSENCE, settings, kind))
+            self._away.append((time.monotonic() + ABSENCE, settings))
             self.struck.append(victim)
 
     def _return_nodes(self) -> None:
         due = [away for away in self._away if away[0] <= time.monotonic()]
         for away in due:
             self._away.remove(away)
-            self._bring_back(away[1], away[2])
+            self._bring_back(away[1])
 
-    def _bring_back(self, settings: dict[str, Any], kind: str) -> None:
-        node = self.cluster.add_node(wait=False, object_store_memory=80 * 2**20, **settings)
+    def _bring_back(self, settings: dict[str, Any]) -> None:
+        with patch("ray._private.utils.set_sigterm_handler"):  # which only the main thread may set
+            node = self.cluster.add_node(wait=False, object_store_memory=80 * 2**20, **settings)
         self.nodes.append(node)
 
 
