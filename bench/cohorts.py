@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import ray
-from actors.roster import Member, Roster, Traits
-from actors.shared_drafter import Drafted
 
 from actors.draft import RemoteDrafter
+from actors.roster import Member, Roster, Traits
 from actors.session import ray_session
+from actors.shared_drafter import Drafted
 from actors.target import RemoteVerifier
 from actors.worker import Worker
 from pipeline.cohorts import Cohorts
@@ -34,8 +34,8 @@ from pipeline.scheduler import Limits, Scheduler
 from pipeline.step import empty_proposal
 
 DRAFT_TOKENS, ACCEPTANCE, VOCABULARY = 4, 0.8, 1000
-VERIFY, ROW = 30.0, 0.5  # milliseconds
-CASES = [(0.0, 0.0), (2.0, 1.0), (5.0, 1.0), (8.0, 1.0), (12.0, 1.0), (5.0, 10.0), (8.0, 30.0), (20.0, 5.0)]
+VERIFY, ROW = 10.0, 2.0  # milliseconds
+CASES = [(0.5, 0.0), (5.0, 1.0), (10.0, 1.0), (5.0, 10.0), (10.0, 30.0), (20.0, 5.0)]
 
 
 class SlowTarget:
@@ -83,7 +83,7 @@ class SlowDraft:
             proposal.support_ids[..., 0] = proposal.tokens
             proposal.support_probs[..., 0] = proposal.tokens >= 0
         time.sleep(self.message)
-        return Drafted(proposal, 0)
+        return Drafted(proposal, 0, self.draft_seconds * int(wanted.max()))
 
 
 class Fixed(Cohorts):
@@ -110,10 +110,12 @@ def run(args: argparse.Namespace, draft: float, message: float, cohorts: Cohorts
     scheduler = Scheduler(limits, (), 0, 0, traits.keeps_proposals, traits.chunk)
     decoder = Decoder(scheduler, verifier, remote, str, remote.homes, cohorts)
     params = SamplingParams(args.tokens)
-    tokens, began = 0, time.perf_counter()
+    tokens, accepted, steps, began = 0, 0, 0, time.perf_counter()
     for completion in decoder.stream([Request(str(i), [1, 2, i % 7], params) for i in range(args.requests)]):
         assert completion.error is None
         tokens += len(completion.token_ids)
+        accepted, steps = accepted + completion.stats.accepted, steps + completion.stats.steps
+    assert accepted > steps, "drafts are being used"
     seconds = time.perf_counter() - began
     for actor in (target, drafter):
         ray.kill(actor)

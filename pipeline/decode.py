@@ -176,8 +176,8 @@ class Decoder:
                 if not flight.has(cohort) and (plan := self._plan(cohort)) is not None:
                     flight.start(cohort, plan)
         for outcome in [] if flight.empty else flight.landed():
-            answers += self._conclude(outcome)
             judged = 0 if outcome.reply is None else sum(row.final for row in outcome.plan.rows)
+            answers += self._conclude(outcome)
             full = bool(self.scheduler.waiting) and self.suspects.on_trial is None and not self._failures
             self.cohorts.observe(time.monotonic(), judged, full)
         return answers

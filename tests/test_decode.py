@@ -433,6 +433,23 @@ def test_a_worker_that_dies_of_too_many_at_once_gets_fewer() -> None:
     assert notices == ["its process was killed; going on with 8 sequences at once"]
 
 
+def test_cohorts_are_told_how_many_rows_were_judged() -> None:
+    """All tokens but the drafted ones are judged rows, each once."""
+    told: list[int] = []
+
+    class Told(Cohorts):
+        def observe(self, now: float, rows: int, full: bool) -> None:
+            told.append(rows)
+
+    simulation = Simulation(Limits(slots=8, context=40, draft_tokens=4, prefill_chunk=64))
+    simulation.verifier.orderly = False
+    simulation.decoder.cohorts = Told(8)
+    simulation.decoder.cohorts.count = 2
+    with patch("pipeline.decode.Flight", ShuffledFlight):
+        answers = list(simulation.answers(requests(40)))
+    assert sum(told) == sum(c.stats.steps for _, _, c in answers) > 40
+
+
 def test_a_drafter_that_raises_is_left_after_a_while() -> None:
     simulation = Simulation(LIMITS)
     notices: list[str] = []
