@@ -153,8 +153,13 @@ class Crew:
         while seats:
             if self._missing() and self.hiring.is_usable(seats[-1].node) and seats[-1].stands():
                 self._employ(seats.pop())
-            else:
-                seats.pop().release()
+                continue
+            if not (self.members or self.hiring.is_usable(seats[-1].node)):
+                self.hiring.failure = WorkerLost(
+                    f"there is room on {seats[-1].node.name} alone, where replicas were lost before they began: "
+                    "is there memory enough for the models?"
+                )
+            seats.pop().release()
 
     def _employ(self, seats: Seats) -> None:
         careful = self.coordinator.careful_wanted

@@ -17,6 +17,7 @@ SMOOTHING = 0.2  # weight of the newest reply's seconds
 PROVEN = 8  # replies after which a worker's seconds say something about it
 SLOW = 2.5  # times the others' median
 NOISE = 0.02  # seconds: no worker is slow that answers within them
+FORGETTING = 64  # steps after which a slot that was not asked about holds nobody's sequence
 MOVES = 2  # sequences that a slow worker loses per step
 SHORTEST_PATIENCE = 0.25  # seconds
 PATIENCE = 4.0  # times the usual seconds, until a worker is late for a step
@@ -44,6 +45,8 @@ class Homes:
     standings: dict[int, Standing] = field(default_factory=dict)
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # by slot: the sequence in it, and its home
     moves: int = 0
+    steps: int = 0
+    asked: dict[int, int] = field(default_factory=dict)  # by slot: the step in which it was last asked about
 
     def enroll(self, members: Iterable[Member]) -> None:
         """Those who are up, and nobody else."""
@@ -59,6 +62,7 @@ class Homes:
 
         While its worker is late, a sequence goes on without drafts, and may yet come back to what is cached there.
         """
+        self.asked[slot] = self.steps
         sequence, home = self.places.get(slot, (None, None))
         standing = None if home is None else self.standings.get(home)
         if sequence != handle or standing is None or self._leaves(standing, now):
@@ -78,8 +82,15 @@ class Homes:
         return home if sequence == handle and home in self.standings else None
 
     def begin_step(self) -> None:
-        """As many sequences as may be moved in a step may be moved again."""
+        """As many sequences as may be moved in a step may be moved again; places nobody asks about are forgotten."""
         self.moves = MOVES
+        self.steps += 1
+        if self.steps % FORGETTING == 0:
+            for slot in [slot for slot, step in self.asked.items() if self.steps - step >= FORGETTING]:
+                del self.asked[slot]
+                _, home = self.places.pop(slot, (0, None))
+                if home is not None and home in self.standings:
+                    self.standings[home].own -= 1
 
     def replied(self, home: int, seconds: float, others: int) -> None:
         """It has drafted."""

@@ -11,7 +11,7 @@ from actors.meeting import Meeting
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import Setup, load_verifier, set_threads
 from pipeline.engine.verifier import TargetVerifier
-from pipeline.errors import OutOfMemory, StepFailed, WorkerLost
+from pipeline.errors import NightdeskError, OutOfMemory, StepFailed, WorkerLost
 from pipeline.messages import VerifyReply, VerifyRequest
 
 ATTEMPTS = 3  # workers that may be lost one after another while loading
@@ -100,7 +100,8 @@ class RemoteVerifier:
 
         OutOfMemory: nothing is cached any more, and the same would happen again.
         """
-        worker = self.worker
+        with self._replacing:  # one that has not loaded yet is not asked
+            worker = self.worker
         try:
             with self._asked() as asked:
                 reply: VerifyReply = worker.ask("verify", request, asked * self.step_timeout)
@@ -111,6 +112,12 @@ class RemoteVerifier:
             if worker.several:
                 self._replaced(worker, f"{exhausted}; its ranks are replaced")
             raise
+        except (NightdeskError, AssertionError):
+            raise
+        except Exception as error:
+            cause = f"the target failed: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+            self._replaced(worker, f"{cause}; replacing its worker")
+            raise StepFailed(cause) from error
         return reply
 
     @contextmanager

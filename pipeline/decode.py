@@ -126,6 +126,7 @@ class Decoder:
             self._streaming = False
             if flight is not None:
                 flight.close()
+            self.scheduler.take_rejected()
             if not self.scheduler.idle:
                 self.scheduler.clear()
             self.suspects.clear()
@@ -203,17 +204,16 @@ class Decoder:
         drafting = self.drafter is not None and not left and self.drafter.ready()
         self._plainly = False
         plan = self.scheduler.plan(drafting, cohort, self.homes, self.suspects.on_trial)
-        if plan is None:
+        if plan is None and self.suspects.on_trial is not None:
             self.suspects.clear()  # whoever was on trial has left
         return plan
 
     def _carry_out(self, plan: Plan) -> Outcome:
         """Draft and verify; changes nothing here, and never raises."""
         try:
-            proposal = self._propose(plan)
+            request = plan.verify_request(self._propose(plan))
         except Exception as error:  # noqa: BLE001 - whatever befalls a drafter costs speed alone: `_conclude` sees to it
             return Outcome(plan, draft_failure=error)
-        request = plan.verify_request(proposal)
         try:
             return Outcome(plan, request, self.verifier.verify(request))
         except Exception as error:  # noqa: BLE001 - `_conclude` and `_look_into_failures` own it
@@ -267,12 +267,18 @@ class Decoder:
         handles = {row.sequence.handle for outcome in failures for row in outcome.plan.rows}
         causes = [cause for o in failures if (cause := o.failure or o.draft_failure) is not None]
         cause = next((c for c in causes if isinstance(c, OutOfMemory)), causes[0])
+        if all(o.failure is None for o in failures) and self.scheduler.limits.slots == 1:
+            self._draft_failed(cause)  # there is no room for the drafter
+            return []
         if isinstance(cause, OutOfMemory) or self.suspects.crowded:
             self.scheduler.forget_target([sequence.handle for sequence in self.scheduler.running])
-            if len(handles) > 1:
+            if len(handles) > 1 or self.scheduler.limits.slots > 1:
                 self.headroom.too_many(len(self.scheduler.running))
                 self.notice(f"{_first_line(cause)}; going on with {self.headroom.slots} sequences at once")
                 return []
+        if len(handles) == 1 and self.suspects.on_trial is None and len(self.scheduler.running) > 1:
+            self.suspects.suspect(handles.pop())
+            return []
         condemned = self.suspects.failed(handles)
         if condemned is None:
             return []

@@ -16,12 +16,15 @@ class Headroom:
         self.slots = most
         self._patience = CALM
         self._calm = 0
+        self._raised = False  # since memory ran out last
 
     def too_many(self, running: int) -> None:
         """Memory ran out with so many."""
         self.slots = max(1, min(self.slots, running) // 2)
         self._calm = 0
-        self._patience *= 2
+        if self._raised:
+            self._patience *= 2
+        self._raised = False
 
     def step(self) -> None:
         """A step went well."""
@@ -29,6 +32,7 @@ class Headroom:
         if self.slots < self.most and self._calm >= self._patience:
             self.slots = min(self.most, 2 * self.slots)
             self._calm = 0
+            self._raised = True
 
     def blameless(self) -> None:
         """It was not their number: one of them was too large even alone, and is gone."""

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 STRIKES = 2  # failures alone
-HOPELESS = 3  # condemned one after another, without a step in between that went through: it is not the sequences
+DOUBTFUL = 3  # condemned in a row, without a step that went through: neighbours may be alike, so try a distant one
+HOPELESS = DOUBTFUL + 1  # that one failed too: it is not the sequences
 SOON = 10  # steps
 CROWD = 3  # failures, each soon after everybody had been cleared of the one before: it is all of them together
 
@@ -29,7 +30,12 @@ class Suspects:
     @property
     def on_trial(self) -> Collection[int] | None:
         """Who alone may be in the next step; None: there are no suspects, and everybody may."""
-        return self.groups[-1] if self.groups else None
+        if not self.groups:
+            return None
+        last = self.groups[-1]
+        if self.in_a_row < DOUBTFUL or (len(last) == 1 and self.strikes[last[0]]):
+            return last
+        return self.groups[0][-1:]
 
     @property
     def hopeless(self) -> bool:
@@ -60,6 +66,11 @@ class Suspects:
         self.in_a_row += 1
         del self.strikes[alone]
         return alone
+
+    def suspect(self, handle: int) -> None:
+        """A step with it alone failed, but others' caches were there too: it is to be tried, and has no strike yet."""
+        self._drop([handle])
+        self.groups.append([handle])
 
     def cleared(self, handles: Iterable[int]) -> None:
         """These came through a step, to its verdict."""

@@ -462,3 +462,78 @@ def test_a_drafter_that_raises_is_left_after_a_while() -> None:
     assert texts(list(simulation.answers(requests(8))))
     assert len(notices) == 3
     assert notices[-1] == "drafting failed, and the next step goes without, as all others: RuntimeError: planted"
+
+
+@pytest.mark.parametrize("bad", [{3, 4, 5}, {1, 2, 3, 4}, {9, 10, 11, 12, 13}])
+def test_neighbours_that_all_make_the_target_fail_end_no_run(bad: set[int]) -> None:
+    """Samples or tasks of one document stand in a row."""
+    simulation = Simulation(Limits(slots=16, context=40, draft_tokens=4, prefill_chunk=64))
+    failing_where(simulation, lambda r: StepFailed("died") if bad & set(r.feed.sequences.tolist()) else None)
+    answers = list(simulation.answers(requests(40)))
+    assert {int(a.completion.key) + 1 for a in answers if a.completion.error} == bad
+    assert len(answers) == 40
+
+
+def test_a_drafter_without_memory_costs_no_row() -> None:
+    simulation = Simulation(Limits(slots=4, context=40, draft_tokens=4, prefill_chunk=64))
+    simulation.verifier.orderly = False
+
+    def exhausted(request: DraftRequest) -> Proposal:
+        raise OutOfMemory("the draft model ran out of memory")
+
+    simulation.drafter.propose = exhausted  # type: ignore[method-assign]
+    answers = list(simulation.answers(requests(20)))
+    assert texts(answers)
+    assert len(answers) == 20
+    assert not [a for a in answers if a.completion.error]
+
+
+def test_a_lone_sequence_in_a_high_slot_is_moved_before_it_is_blamed() -> None:
+    """The cache reaches up to the highest slot that is used: alone in the step is not alone in memory."""
+    simulation = Simulation(Limits(slots=8, context=40, draft_tokens=0, prefill_chunk=64))
+
+    def fails(request: VerifyRequest) -> Exception | None:
+        slots = request.feed.slots
+        return OutOfMemory("no") if len(slots) == 1 and slots.max() > 3 else None
+
+    failing_where(simulation, fails)
+    asked = [Request(str(i), [i % 5, 1], SamplingParams(3 if i < 7 else 20)) for i in range(8)]
+    answers = list(simulation.answers(asked))
+    assert texts(answers)
+    assert not [a for a in answers if a.completion.error]
+
+
+def test_a_failing_step_of_one_row_among_many_is_no_strike() -> None:
+    """Steps of several cohorts share a worker, and one of them may have a single row."""
+    simulation = Simulation(Limits(slots=6, context=40, draft_tokens=0, prefill_chunk=64), cohorts=3, seed=1)
+    simulation.decoder.cohorts = Cohorts(6)
+    simulation.decoder.cohorts.count = 3
+    held: set[int] = set()
+    killed = 0
+
+    def too_many(request: VerifyRequest) -> Exception | None:
+        nonlocal killed
+        held.intersection_update(sequence.handle for sequence in simulation.scheduler.running)
+        held.update(request.feed.sequences.tolist())
+        if len(held) <= 2:
+            return None
+        killed += 1
+        held.clear()  # the next worker begins with nothing
+        return StepFailed("killed for its memory")
+
+    failing_where(simulation, too_many)
+    with patch("pipeline.decode.Flight", ShuffledFlight):
+        answers = list(simulation.answers(requests(30)))
+    assert not [a for a in answers if a.completion.error]
+    assert killed < 20
+
+
+def test_refused_requests_of_a_stream_that_failed_are_not_answered_in_the_next() -> None:
+    def source() -> Iterator[Request]:
+        yield Request("bad", [], SamplingParams(3))
+        raise RuntimeError("planted")
+
+    simulation = Simulation(LIMITS)
+    with pytest.raises(RuntimeError, match="planted"):
+        list(simulation.answers(source()))
+    assert [a.completion.key for a in simulation.answers(requests(1))] == ["0"]

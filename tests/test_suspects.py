@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeline.suspects import CROWD, HOPELESS, SOON, Suspects
+from pipeline.suspects import CROWD, DOUBTFUL, HOPELESS, SOON, Suspects
 
 
 def try_all(suspects: Suspects, running: set[int], bad: set[int], accidents: list[bool]) -> tuple[list[int], int]:
@@ -66,7 +66,20 @@ def test_whoever_was_not_in_the_step_stays_on_trial() -> None:
     assert suspects.on_trial == [3, 4]
 
 
-def test_condemning_one_after_another_is_hopeless_and_one_step_is_hope() -> None:
+def test_after_some_condemned_neighbours_a_distant_one_is_tried() -> None:
+    suspects = Suspects()
+    suspects.failed(range(16))
+    for _ in range(DOUBTFUL):
+        while (group := suspects.on_trial) is not None and suspects.failed(group) is None:
+            pass
+    assert suspects.on_trial == [15]
+    assert not suspects.hopeless
+    suspects.cleared([15])
+    assert suspects.on_trial is not None
+    assert len(suspects.on_trial) < 8, "the neighbours are tried again"
+
+
+def test_when_a_distant_one_fails_too_it_is_hopeless_and_one_step_is_hope() -> None:
     suspects = Suspects()
     for handle in range(HOPELESS):
         assert not suspects.hopeless

@@ -90,6 +90,7 @@ class Runner:
         for opening in openings:
             slot = slot_of[opening.sequence]
             self.openings.pop(int(self.owners[slot]), None)
+            self.owners[self.owners == opening.sequence] = NOBODY  # it may have sat elsewhere before
             self.openings[opening.sequence] = opening
             self.owners[slot] = opening.sequence
         missing = (self.owners[feed.slots] != feed.sequences) | (self.held[feed.slots] < feed.cached)

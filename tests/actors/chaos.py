@@ -24,7 +24,7 @@ class Chaos:
     def __init__(
         self, cluster: Any, nodes: list[Any], victims: Sequence[str], moments: Sequence[float], seed: int
     ) -> None:
-        """`nodes` are the target nodes and then the draft nodes; `moments` are seconds from the first worker on."""
+        """`nodes` are the target nodes and then the draft nodes; `moments` are seconds from the first rank on."""
         self.cluster, self.nodes, self.victims, self.moments = cluster, nodes, victims, sorted(moments)
         self.rng = random.Random(seed)
         self.struck: list[str] = []
@@ -46,7 +46,7 @@ class Chaos:
             self._away.clear()
 
     def _rage(self) -> None:
-        while not seated() and not self._over.wait(0.05):
+        while not any(name == "Target" for name, _, _ in seated()) and not self._over.wait(0.1):
             pass
         began = time.monotonic()
         for moment in self.moments:

@@ -18,7 +18,7 @@ from tests.actors.growing import standing_groups, wait_until
 from tests.actors.tiny_job import alone, answers, nearly, tiny_job
 from tests.models import tiny_folder
 
-ROWS, TOKENS = 40, 48
+ROWS, TOKENS = 40, 96
 DEADLINE = 240.0  # seconds a run may take, whatever is killed: an undisturbed one takes 20 to 40, most of it imports
 VICTIMS = ("Draft", "Draft", "Target", "Replica", "draft node", "target node")
 RUNS = 30
@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def job(folder: Path, models: tuple[Path, Path], replicas: int, drafts: int) -> JobConfig:
     target, draft = {**TARGET, "replicas": replicas}, {**DRAFT, "replicas": drafts}
-    return tiny_job(folder, models, ROWS, TOKENS, 4, target=target, draft=draft, step_timeout=20.0)
+    return tiny_job(folder, models, ROWS, TOKENS, 4, target=target, draft=draft, step_timeout=20.0, batch=2)
 
 
 def survive(config: JobConfig, chaos: Chaos, expected: dict[str, str]) -> float:
@@ -48,13 +48,13 @@ def survive(config: JobConfig, chaos: Chaos, expected: dict[str, str]) -> float:
     return taken
 
 
-def test_a_run_survives_the_loss_of_everything_but_its_driver(
+def test_a_run_survives_the_loss_of_its_draft_workers_and_ranks(
     ray_cluster: Any, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The short form: one of each, in turn."""
+    """The short form."""
     with stormy_nodes(ray_cluster, targets=1, drafts=2) as nodes:
         config = job(tmp_path, models, 1, 2)
-        chaos = Chaos(ray_cluster, nodes, ["Draft", "draft node", "Target"], [4.0, 8.0, 12.0, 16.0], seed=1)
+        chaos = Chaos(ray_cluster, nodes, ["Draft", "Target"], [11.0, 16.0, 21.0], seed=1)
         survive(config, chaos, alone(config, ROWS))
     assert chaos.struck
 
@@ -71,7 +71,7 @@ def test_thirty_runs_survive_random_kills_of_everything(
             folder = tmp_path / str(seed)
             folder.mkdir()
             config = job(folder, models, replicas=1 + seed % 2, drafts=2)
-            moments = [rng.uniform(0, 25) for _ in range(rng.randint(1, 4))]
+            moments = [rng.uniform(0, 25) for _ in range(rng.randint(2, 4))]
             chaos = Chaos(ray_cluster, nodes, VICTIMS, moments, seed)
             taken = survive(config, chaos, alone(config, ROWS))
             print(f"run {seed}: {taken:.0f} s, struck {chaos.struck}")

@@ -137,6 +137,7 @@ def test_two_replicas_share_the_work(staged: Callable[..., Scene]) -> None:
     assert everything == list(range(ROWS // ROWS_PER_SHARD))
 
 
+@pytest.mark.slow
 def test_when_one_is_killed_the_other_goes_on_and_a_third_takes_its_place(
     staged: Callable[..., Scene], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_run_with_its_own_error(
     assert not caplog.messages
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_whenever_it_begins_ends_the_run(
     models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

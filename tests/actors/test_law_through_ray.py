@@ -76,6 +76,7 @@ def expected_law(task: TaskConfig, body: str) -> dict[str, float]:
     return {byte_tokenizer().decode(list(text)): p for text, p in law.items()}
 
 
+@pytest.mark.slow
 def test_sampled_answers_have_the_targets_law(models: tuple[Path, Path], tmp_path: Path) -> None:
     """Mixed parameters in one batch, under the rule `block`."""
     config = job(tmp_path, models, "out", TASKS, rule="block")

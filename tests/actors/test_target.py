@@ -99,3 +99,19 @@ def test_a_target_out_of_memory_is_kept_but_ranks_that_are_out_of_step_are_not()
         assert each.ended
     assert verifier.verify("a") == "two"  # type: ignore[arg-type, comparison-overlap]
     assert notices == ["the target ran out of memory; its ranks are replaced"] * 4
+
+
+def test_what_the_model_raises_costs_the_worker_too() -> None:
+    """A GPU's process may be of no use any more."""
+
+    class Spoilt(FakeWorker):
+        def ask(self, method: str, argument: Any, seconds: float) -> Any:
+            raise RuntimeError("CUDA error: device-side assert\nmore")
+
+    spoilt = Spoilt()
+    verifier, notices = remote(spoilt, FakeWorker(answers=["one"]))
+    with pytest.raises(StepFailed, match=r"^the target failed: RuntimeError: CUDA error: device-side assert$"):
+        verifier.verify("a")  # type: ignore[arg-type]
+    assert spoilt.ended
+    assert verifier.verify("a") == "one"  # type: ignore[arg-type, comparison-overlap]
+    assert len(notices) == 1

@@ -9,7 +9,7 @@ import torch
 from pipeline.engine.runner import Runner
 from pipeline.engine.verifier import TargetVerifier
 from pipeline.errors import CacheMiss, ModelError
-from pipeline.messages import DraftRequest, Proposal, Verdict, VerifyRequest
+from pipeline.messages import DraftRequest, Feed, Opening, Proposal, Verdict, VerifyRequest
 from pipeline.records import FinishReason, Request, SamplingParams
 from pipeline.step import empty_proposal
 from tests.decoding import decoded, decoder, drafter_of, generated_alone, packed, ragged_requests, runner, verifier_of
@@ -282,3 +282,20 @@ def test_empty_proposal_has_no_tokens() -> None:
     assert proposal.lengths.tolist() == [0, 0, 0]
     assert (proposal.tokens == -1).all()
     assert proposal.support_ids.shape == (3, 2, 5)
+
+
+def test_a_sequence_that_has_moved_to_another_slot_keeps_its_opening() -> None:
+    """The batch was made smaller, say; and then somebody takes the slot that it left."""
+    made = runner(lambda: packed("llama"))
+
+    def fed(sequence: int, slot: int) -> Feed:
+        one = np.ones(1, dtype=np.int64)
+        return Feed(one * sequence, one * slot, one * 0, one, one)
+
+    opening = {n: Opening(n, (0, 0, 0), SamplingParams(4)) for n in (1, 2)}
+    made.open([opening[1]], [], fed(1, 0))
+    made.open([opening[1]], [], fed(1, 1))
+    made.open([opening[2]], [], fed(2, 0))
+    assert made.openings == {1: opening[1], 2: opening[2]}
+    made.open([opening[2]], [], fed(2, 1))
+    assert made.openings == {2: opening[2]}
