@@ -21,10 +21,10 @@ from typing import Any
 
 import ray
 import torch
-from actors.roster import Member, Roster, Traits
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from actors.draft import Draft, RemoteDrafter
+from actors.roster import Member, Roster, Traits
 from actors.session import ray_session
 from actors.target import RemoteVerifier, Target
 from actors.worker import Worker
