@@ -19,7 +19,7 @@ MARGIN_SECONDS, MARGIN_SHARE = 5.0, 0.25  # before a node's end, whichever is le
 
 
 class Cluster:
-    """What Ray says, asked for now and then."""
+    """The nodes, the living and the drained, as Ray told them at most `LOOK_SECONDS` ago."""
 
     def __init__(
         self,
