@@ -7,7 +7,7 @@ where the plan needs one: after a projection split by inputs (sum), after the he
 are kept in step by giving each the same requests, and by nothing else.
 
 Setting `NIGHTDESK_PRETEND_GPUS=1` in the environment of every process, the nodes of a Ray cluster included, lets
-`gpus` of target and draft stand for ranks on the processor, whatever the machine has. It is meant for tests: it is slow.
+`gpus` of target and draft stand for ranks on the processor, whatever the machine has. It is slow, and meant for tests.
 
 Knows nothing of Ray, requests or laws. Shapes: N tokens, D hidden size, V vocabulary, W widest shard of it.
 """
