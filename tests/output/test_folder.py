@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.errors import OutputError, Stopped
 from pipeline.output.folder import SCHEMA_PART, Output, part_name, refuse_unplanned_parts
+from pipeline.output.local_store import LocalStore
 from pipeline.output.plan import Plan, Shard
-from pipeline.output.store import LocalStore
 from pipeline.stats import Progress
 from tests.output.test_plan import plan
 
