@@ -129,6 +129,9 @@ class OutputConfig(Section):
         2000,
         description="Rows per part: what is committed, retried and lost at once. Smaller commits sooner.",
     )
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field(
+        "zstd", description="How the columns of a part are compressed."
+    )
     single_writer: bool = Field(
         False, description="Promise that no second run writes here, for stores without conditional writes."
     )
@@ -136,6 +139,9 @@ class OutputConfig(Section):
     @field_validator("partition_by")
     @classmethod
     def _partitioned_once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        hidden = [column for column in columns if column.startswith(("_", "."))]
+        if hidden:
+            raise ValueError(f"{hidden[0]!r} would be a folder that readers skip: names must not begin with _ or a dot")
         return _without_repeats(columns)
 
 
@@ -364,6 +370,13 @@ class JobConfig(Section):
         0.01, ge=0, le=1, description="Share of error rows above which a finished run ends with exit code 3."
     )
     audit: bool = Field(False, description="Check after the run that the output follows the target's law.")
+    retry_failed: bool = Field(False, description="Ask again, in every run, about documents whose answer is an error.")
+
+    @property
+    def source(self) -> InputConfig:
+        """The input, with the columns that partition the output among those that are kept of it."""
+        extra = [name for name in self.output.partition_by if name not in self.input.keep]
+        return self.input.model_copy(update={"keep": (*self.input.keep, *extra)})
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> Self:
@@ -426,8 +439,6 @@ WITHHELD = (
     Withheld("input.since", "date windows are"),
     Withheld("input.date_column", "date windows are"),
     Withheld("output.path", "remote storage is", "use a local path", _is_local),
-    Withheld("output.format", "Delta output is", "use parquet"),
-    Withheld("output.partition_by", "partitioned output is"),
     Withheld("output.single_writer", "remote storage is"),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
@@ -512,19 +523,19 @@ def _origin(key: str, where: str, overridden: Sequence[str]) -> str:
 
 def _with_absolute_paths(config: JobConfig) -> JobConfig:
     path = config.input.path
-    absolute = _absolute(path) if isinstance(path, str) else tuple(map(_absolute, path))
+    absolute = absolute_path(path) if isinstance(path, str) else tuple(map(absolute_path, path))
     drafts = (d.model_copy(update={"model": d.model and _absolute_model(d.model)}) for d in config.draft)
     return config.model_copy(
         update={
             "input": config.input.model_copy(update={"path": absolute}),
-            "output": config.output.model_copy(update={"path": _absolute(config.output.path)}),
+            "output": config.output.model_copy(update={"path": absolute_path(config.output.path)}),
             "target": config.target.model_copy(update={"model": _absolute_model(config.target.model)}),
             "draft": tuple(drafts),
         }
     )
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """A local path from the root; a URL as it is, except that file:// is only a long way to write a path."""
     local = path.removeprefix("file://")
     return local if "://" in local else os.path.abspath(os.path.expanduser(local))
@@ -532,4 +543,4 @@ def _absolute(path: str) -> str:
 
 def _absolute_model(model: str) -> str:
     looks_local = model.startswith(("./", "../", "~/", "/")) or model in (".", "..") or model.lower().endswith(".gguf")
-    return _absolute(model) if looks_local or os.path.exists(model) else model
+    return absolute_path(model) if looks_local or os.path.exists(model) else model
