@@ -21,7 +21,7 @@ from pipeline.corpus.listing import InputFile
 from pipeline.corpus.readers import Corpus, RowIndex, RowRange
 from pipeline.errors import ConfigError, OutputError
 from pipeline.fingerprint import differences, digest
-from pipeline.output.changes import Comparison, Pairs, Records
+from pipeline.output.changes import Comparison, Found, Pairs, Records, joined
 from pipeline.output.folder import Output
 from pipeline.output.ledger import HeldPart, Ledger, same_content
 from pipeline.output.names import parsed
@@ -273,14 +273,11 @@ class Survey:
             settled = {place for place, file in enumerate(self.looked_at) if self._is_settled(file)}
             for number, part in enumerate(held):
                 self._add_part(comparison, number, part, folders)
-            found = comparison.found()
-        moved = found.changed.held["folder"] != found.changed.current["folder"]
-        found.changed, elsewhere = _split(found.changed, moved)
-        taken = [found.same.current, found.redone.current, found.changed.current]
-        known = {place: np.zeros(index.rows, dtype=bool) for place, index in enumerate(indexes)}
-        for records in taken:
-            for place, rows in _by(records, "path"):
-                known[place][rows["row"]] = True
+            known = {place: np.zeros(index.rows, dtype=bool) for place, index in enumerate(indexes)}
+            found = _gathered(comparison.found(), known)
+        in_place, elsewhere = found.changed.split(found.changed.held["folder"] != found.changed.current["folder"])
+        for records in (found.redone.current, in_place.current):
+            _mark(known, records)
         wanted: list[tuple[int, Span]] = []
         before = 0
         for file in self.files:
@@ -299,7 +296,7 @@ class Survey:
         gone = np.concatenate([found.gone, elsewhere.held])
         return Work(
             wanted=wanted,
-            amended=self._amended(held, [found.changed, found.redone]),
+            amended=self._amended(held, joined([in_place, found.redone])),
             cuts=self._cuts(held, gone),
             rehomed=self._rehomed(held, found.same),
             deleted=len(found.gone),
@@ -370,8 +367,7 @@ class Survey:
         wanted = merged([*(span for _, span in new), *spans_of(sorted(moved_here.tolist()))])
         return [(place, span) for span in wanted]
 
-    def _amended(self, held: Sequence[HeldPart], pairs: Sequence[Pairs]) -> list[tuple[HeldPart, Records, Records]]:
-        both = Pairs(np.concatenate([p.held for p in pairs]), np.concatenate([p.current for p in pairs]))
+    def _amended(self, held: Sequence[HeldPart], both: Pairs) -> list[tuple[HeldPart, Records, Records]]:
         order = np.lexsort([both.held["row"], both.held["part"]])
         old, new = both.held[order], both.current[order]
         found = []
@@ -389,8 +385,7 @@ class Survey:
 
     def _rehomed(self, held: Sequence[HeldPart], same: Pairs) -> tuple[Rehoming, ...]:
         """What is unchanged, but in another file than before."""
-        other = same.held["path"] != same.current["path"]
-        moved, files = same.held[other], same.current["path"][other]
+        moved, files = same.held, same.current["path"]
         found = []
         for number in np.unique(moved["part"]):
             for place in np.unique(files[moved["part"] == number]):
@@ -438,9 +433,24 @@ def _by(records: Records, name: str) -> Iterable[tuple[int, Records]]:
         yield int(value), records[records[name] == value]
 
 
-def _split(pairs: Pairs, chosen: npt.NDArray[np.bool_]) -> tuple[Pairs, Pairs]:
-    """The pairs that are not chosen, and those that are."""
-    return Pairs(pairs.held[~chosen], pairs.current[~chosen]), Pairs(pairs.held[chosen], pairs.current[chosen])
+def _gathered(buckets: Iterable[Found], known: Mapping[int, npt.NDArray[np.bool_]]) -> Found:
+    """All that is left to be done. What is unchanged is noted in `known`; kept of it is what is in another file now."""
+    parts = []
+    for found in buckets:
+        _mark(known, found.same.current)
+        rehomed = found.same.split(found.same.held["path"] != found.same.current["path"])[1]
+        parts.append(Found(rehomed, found.redone, found.changed, found.gone))
+    return Found(
+        joined([p.same for p in parts]),
+        joined([p.redone for p in parts]),
+        joined([p.changed for p in parts]),
+        np.concatenate([p.gone for p in parts]),
+    )
+
+
+def _mark(known: Mapping[int, npt.NDArray[np.bool_]], records: Records) -> None:
+    for place, rows in _by(records, "path"):
+        known[place][rows["row"]] = True
 
 
 def _within(spans: Sequence[Span], room: int | None) -> list[Span]:

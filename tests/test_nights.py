@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,8 @@ def test_every_current_document_has_one_row_and_only_new_or_changed_ones_were_as
         archive.write()
         now = Counter((s.prompt, s.row) for s in archive.stories)
         if rng.random() < 0.3:
-            with pytest.raises(Stopped):
+            with suppress(Stopped):  # there may be nothing to stop
                 run(config(tmp_path, partitioned), Interrupted(rng.randint(0, 3)))
-                raise Stopped("there was nothing to stop")
             if rng.random() < 0.5:
                 archive.change()
                 archive.write()

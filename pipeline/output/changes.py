@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,14 @@ class Pairs:
 
     held: Records = field(default_factory=lambda: np.empty(0, HELD))
     current: Records = field(default_factory=lambda: np.empty(0, CURRENT))
+
+    def split(self, chosen: npt.NDArray[np.bool_]) -> tuple[Pairs, Pairs]:
+        """The pairs that are not chosen, and those that are."""
+        return Pairs(self.held[~chosen], self.current[~chosen]), Pairs(self.held[chosen], self.current[chosen])
+
+
+def joined(pairs: Sequence[Pairs]) -> Pairs:
+    return Pairs(np.concatenate([p.held for p in pairs]), np.concatenate([p.current for p in pairs]))
 
 
 @dataclass
@@ -87,25 +95,18 @@ class Comparison:
         records["path"], records["redo"] = paths, redo
         self._spill("held", records)
 
-    def found(self) -> Found:
-        """Every held row in exactly one of the four; current rows that are in none are new."""
-        same, changed, gone = [], [], []
+    def found(self) -> Iterator[Found]:
+        """A bucket at a time: every held row in exactly one of the four; current rows that are in none are new."""
         for bucket in range(BUCKETS):
             held, current = self._load("held", bucket, HELD), self._load("current", bucket, CURRENT)
             exact = _paired(held, current, ("id", "hash"))
-            same.append(Pairs(held[exact[0]], current[exact[1]]))
+            unchanged = Pairs(held[exact[0]], current[exact[1]])
             held, current = np.delete(held, exact[0]), np.delete(current, exact[1])
             by_id = _paired(held, current, ("id",))
-            changed.append(Pairs(held[by_id[0]], current[by_id[1]]))
-            gone.append(np.delete(held, by_id[0]))
-        unchanged = _joined(same)
-        redo = unchanged.held["redo"]
-        return Found(
-            same=Pairs(unchanged.held[~redo], unchanged.current[~redo]),
-            redone=Pairs(unchanged.held[redo], unchanged.current[redo]),
-            changed=_joined(changed),
-            gone=np.concatenate(gone),
-        )
+            same, redone = unchanged.split(unchanged.held["redo"])
+            yield Found(
+                same, redone, Pairs(held[by_id[0]], current[by_id[1]]), np.delete(held, by_id[0])
+            )
 
     def _spill(self, side: str, records: Records) -> None:
         buckets = (records["id"] % BUCKETS).astype(np.int64)
@@ -173,7 +174,3 @@ def _ranked(records: Records, names: Sequence[str]) -> npt.NDArray[np.void]:
 def _columns(values: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
     wide = values.astype(np.uint64)
     return [wide] if wide.ndim == 1 else [wide[:, i] for i in range(wide.shape[1])]
-
-
-def _joined(pairs: Sequence[Pairs]) -> Pairs:
-    return Pairs(np.concatenate([p.held for p in pairs]), np.concatenate([p.current for p in pairs]))
