@@ -17,8 +17,13 @@ ROWS_PER_GROUP = 50_000  # a reader's unit of work; a part of the default size i
 PREFIX = b"nightdesk."
 
 
-def part_bytes(plan: Plan, shard: Shard, table: pa.Table, counts: Progress) -> bytes:
-    """The part of `shard`, its footer saying whose it is and what it counts."""
+def part_bytes(
+    plan: Plan, shard: Shard, table: pa.Table, counts: Progress, compression: str = "zstd"
+) -> bytes:
+    """The part of `shard`, its rows as they come in `table`; the footer says whose it is and what it counts.
+
+    `compression` is one of `config.Compression`.
+    """
     assert table.num_rows == shard.rows, f"shard {shard.index}: {table.num_rows} rows of {shard.rows}"
     return _parquet(
         table,
@@ -28,6 +33,7 @@ def part_bytes(plan: Plan, shard: Shard, table: pa.Table, counts: Progress) -> b
             "fingerprint": plan.fingerprint,
             "counts": json.dumps(dataclasses.asdict(counts)),
         },
+        compression,
     )
 
 
@@ -64,10 +70,10 @@ def part_table(schema: pa.Schema, kept: Sequence[pa.RecordBatch], columns: dict[
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _parquet(table: pa.Table, metadata: dict[str, str]) -> bytes:
+def _parquet(table: pa.Table, metadata: dict[str, str], compression: str = "zstd") -> bytes:
     footer = {PREFIX + key.encode(): value.encode() for key, value in metadata.items()}
     sink = pa.BufferOutputStream()
     pq.write_table(
-        table.replace_schema_metadata(footer), sink, compression="zstd", row_group_size=ROWS_PER_GROUP
+        table.replace_schema_metadata(footer), sink, compression=compression, row_group_size=ROWS_PER_GROUP
     )
     return bytes(sink.getvalue())
