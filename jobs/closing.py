@@ -37,7 +37,13 @@ def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress,
             f"{done.accepted_per_step:.2f} accepted tokens per step",
             soft_wrap=True,
         )
-    print(f'pandas.read_parquet("{output.store.location}")')
+    print(opened_with(output, plan))
+
+
+def opened_with(output: Output, plan: Plan) -> str:
+    """What opens the output as a pandas frame."""
+    call = "deltalake.DeltaTable({}).to_pandas()" if plan.format == "delta" else "pandas.read_parquet({})"
+    return call.format(f'"{output.store.location}"')
 
 
 def shortened(value: object, characters: int) -> str:

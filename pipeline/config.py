@@ -42,6 +42,7 @@ Text = Annotated[str, Field(min_length=1)]
 Path = Annotated[Text, AfterValidator(_without_nul)]
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 
 ROW_COLUMNS = ("doc_hash", "error")
 TASK_SUFFIXES = ("", "_finish", "_tokens", "_logprob", "_error", "_raw")
@@ -129,8 +130,8 @@ class OutputConfig(Section):
         2000,
         description="Rows per part: what is committed, retried and lost at once. Smaller commits sooner.",
     )
-    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = Field(
-        "zstd", description="How the columns of a part are compressed."
+    compression: Compression = Field(
+        "zstd", description="Of the parts; every one of these is read by pandas, polars and DuckDB."
     )
     single_writer: bool = Field(
         False, description="Promise that no second run writes here, for stores without conditional writes."

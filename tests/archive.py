@@ -138,18 +138,21 @@ class Archive:
             stories[place] = change(stories[place])
 
 
-def rows_of(frame: pd.DataFrame, partitioned: bool) -> Counter[Row]:
-    """What an analyst sees. Of a partition column text says "null" for nothing, as it does for the word."""
-    sources = [None if pd.isna(value) else value for value in frame["source"]]
-    if partitioned:
-        sources = [None if value == "null" else value for value in sources]
+def rows_of(frame: pd.DataFrame, layout: str) -> Counter[Row]:
+    """What an analyst sees."""
+    sources = [_source(None if pd.isna(value) else value, layout) for value in frame["source"]]
     return Counter(zip(frame["doc_id"], frame["summary"], frame["title"], sources, strict=True))
 
 
-def as_seen(rows: Counter[Row], partitioned: bool) -> Counter[Row]:
-    if not partitioned:
-        return rows
+def as_seen(rows: Counter[Row], layout: str) -> Counter[Row]:
+    """The same rows as the layout of the output shows them."""
     seen: Counter[Row] = Counter()
     for (identity, answer, title, source), count in rows.items():
-        seen[identity, answer, title, None if source == "null" else source] += count
+        seen[identity, answer, title, _source(source, layout)] += count
     return seen
+
+
+def _source(value: str | None, layout: str) -> str | None:
+    """A folder says "null" for nothing, as it does for the word; to Delta an empty partition value is nothing."""
+    blank = {"partitioned": "null", "partitioned delta": ""}.get(layout)
+    return None if value == blank else value

@@ -173,6 +173,11 @@ class TestContract:
     def test_a_draft_is_of_kind_model_unless_it_says_otherwise(self) -> None:
         assert parse_config(with_value("draft", {"model": "org/tiny"}), "x").draft[0].kind == "model"
 
+    def test_parts_are_compressed_with_zstd_unless_the_job_says_otherwise(self) -> None:
+        assert parse_config(mapping(), "x").output.compression == "zstd"
+        for compression in ("snappy", "gzip", "lz4", "none"):
+            assert parse_config(with_value("output.compression", compression), "x").output.compression == compression
+
     def test_every_key_says_what_it_is_for(self) -> None:
         def undescribed(schema: Any) -> list[str]:
             return [
@@ -271,6 +276,8 @@ class TestStrictness:
             ("input.encoding", "utf-9", "unknown encoding 'utf-9'; use auto, utf-8, cp1252, …"),
             ("output.rows_per_shard", 0, "must be at least 1, not 0"),
             ("output.single_writer", "no", "must be true or false, not 'no'"),
+            ("output.compression", "zst", "did you mean zstd?"),
+            ("output.compression", None, "must be"),
             ("target.gpus", -1, "must be at least 0, not -1"),
             ("target.dtype", "float23", "did you mean float32?"),
             ("target.replicas", 0, "must be auto or at least 1, not 0"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from deltalake import DeltaTable
 
 from jobs.compact import compact_output
 from jobs.run import execute
@@ -37,24 +38,30 @@ class Interrupted(StubEngine):
             yield completion
 
 
-def config(folder: Path, partitioned: bool, **changes: Any) -> JobConfig:
-    keep = ["title"] if partitioned else ["title", "source"]
-    layout = {"output__partition_by": ["source"]} if partitioned else {}
-    return job(folder, input__keep=keep, **layout, **changes)
+LAYOUTS = ["flat", "partitioned", "delta", "partitioned delta"]
+
+
+def config(folder: Path, layout: str, **changes: Any) -> JobConfig:
+    changes["input__keep"] = ["title"] if "partitioned" in layout else ["title", "source"]
+    if "partitioned" in layout:
+        changes["output__partition_by"] = ["source"]
+    return job(folder, output__format="delta" if "delta" in layout else "parquet", **changes)
 
 
 def run(config: JobConfig, engine: StubEngine, **options: Any) -> int:
     return execute(config, executor=local(engine), models=stub_models(), allow_deletions=True, **options)
 
 
-def seen(folder: Path, partitioned: bool) -> Counter[Row]:
-    return rows_of(pd.read_parquet(folder / "out"), partitioned)
+def seen(folder: Path, layout: str) -> Counter[Row]:
+    if "delta" in layout:
+        return rows_of(DeltaTable(folder / "out").to_pandas(), layout)
+    return rows_of(pd.read_parquet(folder / "out"), layout)
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", range(5))
 def test_every_current_document_has_one_row_and_only_new_or_changed_ones_were_asked(
-    tmp_path: Path, partitioned: bool, seed: int
+    tmp_path: Path, layout: str, seed: int
 ) -> None:
     rng = random.Random(seed)
     archive = Archive(tmp_path, rng)
@@ -68,22 +75,22 @@ def test_every_current_document_has_one_row_and_only_new_or_changed_ones_were_as
         now = Counter((s.prompt, s.row) for s in archive.stories)
         if rng.random() < 0.3:
             with suppress(Stopped):  # there may be nothing to stop
-                run(config(tmp_path, partitioned), Interrupted(rng.randint(0, 3)))
+                run(config(tmp_path, layout), Interrupted(rng.randint(0, 3)))
             if rng.random() < 0.5:
                 archive.change()
                 archive.write()
                 now = Counter((s.prompt, s.row) for s in archive.stories)
             before = Counter()  # what was answered until then is not looked into
         engine = StubEngine()
-        assert run(config(tmp_path, partitioned), engine) == 0
-        assert seen(tmp_path, partitioned) == as_seen(archive.rows(), partitioned), f"night {night}"
+        assert run(config(tmp_path, layout), engine) == 0
+        assert seen(tmp_path, layout) == as_seen(archive.rows(), layout), f"night {night}"
         if before:
             asked = {prompt for prompt, _ in now - before}
             assert set(engine.prompts) == asked, f"night {night}"
         idle = StubEngine()
-        assert run(config(tmp_path, partitioned), idle) == 0
+        assert run(config(tmp_path, layout), idle) == 0
         assert not idle.prompts
         before = now
         if rng.random() < 0.2:
             compact_output(str(tmp_path / "out"), 1)
-            assert seen(tmp_path, partitioned) == as_seen(archive.rows(), partitioned), f"compacted after {night}"
+            assert seen(tmp_path, layout) == as_seen(archive.rows(), layout), f"compacted after {night}"

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError, Stopped
 from pipeline.output.edits import amended, without
-from pipeline.output.names import RUNS, SCHEMA_PART, SUCCESS, parsed, part_name, partition_values, run_name
+from pipeline.output.names import RUNS, SCHEMA_PART, SUCCESS, PartName, parsed, part_name, partition_values, run_name
 from pipeline.output.pieces import pieces_of
 from pipeline.output.plan import Cut, Plan, Shard
 from pipeline.output.runs import Runs
@@ -129,9 +129,11 @@ class Output(Runs):
         """Everything that must be so before the first new part: no `_SUCCESS`, no void parts, a schema."""
         self.store.remove(SUCCESS)
         self.refuse_if_superseded(plan)
+        if plan.format == "delta" and plan.fresh:
+            self._delta(plan).clear(plan.run)
         self._remove_void_parts()
         if plan.format == "delta":
-            self._delta(plan).create()
+            self._delta(plan).create(plan.run)
         else:
             self._publish_schema(plan.part_schema)
 
@@ -281,7 +283,7 @@ class Output(Runs):
         merged = {source for other in later for merge in other.merges for source in merge.sources}
         summary = self.summary(plan.run)
         dropped = summary is not None and shard.index in summary["dropped_shards"]
-        consumed = any(parsed(source)[1:] == (plan.run, shard.index) for source in merged)  # type: ignore[index]
+        consumed = any(_taken_apart(source)[1:] == (plan.run, shard.index) for source in merged)
         if (dropped or superseded or consumed) and remove is not None:
             self.store.remove(remove)
         if superseded:
@@ -309,7 +311,7 @@ class Output(Runs):
     # --- inside: Delta
 
     def _delta(self, plan: Plan) -> Any:
-        from pipeline.output.delta import DeltaLog  # type: ignore[import-not-found]
+        from pipeline.output.delta import DeltaLog
 
         return DeltaLog(self.store.location, plan.schema, plan.partition_by)
 
@@ -322,15 +324,15 @@ class Output(Runs):
             return
         parts = self.parts()
         gone = superseded_by(plan)
-        own = [name for name in parts if parsed(name)[1] == plan.run and name not in gone]  # type: ignore[index]
+        own = [name for name in parts if _run_of(name) == plan.run and name not in gone]
         added = [
-            AddedPart(name, parts[name].size, self._rows(name), partition_values(parsed(name)[0]))  # type: ignore[index]
+            AddedPart(name, parts[name].size, self._rows(name), _partition(name), int(time.time() * 1000))
             for name in own
         ]
         removed = [
-            RemovedPart(name, parts[name].size, partition_values(parsed(name)[0]))  # type: ignore[index]
+            RemovedPart(name, parts[name].size, _partition(name))
             for name in sorted(gone)
-            if name in parts and parsed(name)[1] != plan.run  # type: ignore[index]
+            if name in parts and _run_of(name) != plan.run
         ]
         log.commit(plan.run, added, removed, fresh=plan.fresh)
 
@@ -403,9 +405,21 @@ def refuse_foreign_files(output: Output) -> None:
 
 
 def _folder(name: str) -> str:
+    return _taken_apart(name).folder
+
+
+def _run_of(name: str) -> int:
+    return _taken_apart(name).run
+
+
+def _partition(name: str) -> Mapping[str, str | None]:
+    return partition_values(_folder(name))
+
+
+def _taken_apart(name: str) -> PartName:
     part = parsed(name)
     assert part is not None, f"{name} is no part"
-    return part.folder
+    return part
 
 
 def _is_untouched(shard: Shard, parts: Mapping[str, Entry]) -> bool:

@@ -1,8 +1,8 @@
 """Starts drivers that can be killed for real, without paying for imports each time.
 
 A process that has imported everything and forks a driver per request. Requests and replies are lines of JSON:
-`{"folder", "die_at", "seconds", "job", …}` → `{"pid"}`, and `{"wait": pid}` → `{"code"}` (negative: a signal). What else
-a request holds are options of a run; `job` is what the job has other than usual; with `compact` the output is compacted.
+`{"folder", "die_at", "seconds", "job", …}` → `{"pid"}`, and `{"wait": pid}` → `{"code"}` (negative: a signal). What
+else a request holds are options of a run; `job` is what the job has other than usual; with `compact` parts are merged.
 With `die_at` k a driver kills itself with SIGKILL right before its k-th call that changes the file system; how
 many there were is left in `folder`/calls.
 """
