@@ -1,4 +1,4 @@
-"""What all tests share: one Ray for the whole session, started by the first test that asks for it."""
+"""What all tests share: one Ray and one S3 server for the whole session, each started by the first test that asks."""
 
 from __future__ import annotations
 
@@ -34,3 +34,25 @@ def ray_cluster() -> Iterator[Any]:
     ray.shutdown()
     cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """A real S3 server (`tests.s3.server.S3Server`); the first test that asks for it may have to fetch it."""
+    from tests.s3.server import S3Server, Unavailable
+
+    try:
+        server = S3Server()
+    except Unavailable as reason:
+        pytest.skip(f"no S3 server: {reason}")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A fresh bucket (`tests.s3.bucket.Bucket`) on the server that the environment of this test points at."""
+    from tests.s3.bucket import Bucket, point_at
+
+    point_at(monkeypatch, s3_server.endpoint, s3_server.access_key, s3_server.secret_key)
+    return Bucket(s3_server.endpoint, s3_server.access_key, s3_server.secret_key)
