@@ -52,7 +52,7 @@ class Replica:
         self.seats = seats
         self.number = number
         self.feed = ShardFeed()
-        self.publications = Publications(open_store(work.config.output.path))
+        self.publications = Publications(open_store(work.config.output.path, work.config.output.single_writer))
         self.watch = Watch("reading and publishing")
         self.drafter: RemoteDrafter | None = None
         self.total = Progress()

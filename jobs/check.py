@@ -198,7 +198,7 @@ def require_columns(corpus: Corpus) -> None:
 
 def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -> int:
     """Rows of these files that the output holds; OutputError if it belongs to a job that answers otherwise."""
-    output = Output(open_store(config.output.path))
+    output = Output(open_store(config.output.path, config.output.single_writer))
     refuse_foreign_files(output)
     refuse_unplanned_parts(output)
     live = output.live_plans()

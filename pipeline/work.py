@@ -32,7 +32,7 @@ class JobWork:
         return Corpus(self.config.input, prompt_fields(self.config), self.plan.input_files, self.plan.kept_schema)
 
     def output(self) -> Output:
-        return Output(open_store(self.config.output.path))
+        return Output(open_store(self.config.output.path, self.config.output.single_writer))
 
     def prompters(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Prompter]:
         """By task. Prompts are cut to the plan's context, not to what the engine happens to hold."""

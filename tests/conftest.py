@@ -49,10 +49,38 @@ def s3_server() -> Iterator[Any]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def s3_proxy(s3_server: Any) -> Iterator[Any]:
+    """A proxy (`tests.s3.proxy.Proxy`) before that server."""
+    from tests.s3.proxy import Proxy
+
+    with Proxy(s3_server.endpoint, s3_server.access_key, s3_server.secret_key) as between:
+        yield between
+
+
+@pytest.fixture(scope="session")
+def s3_connections() -> dict[str, Any]:
+    """By endpoint, the connections of tests that change nobody's credentials: making one takes its time."""
+    return {}
+
+
 @pytest.fixture
-def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def s3(s3_server: Any, s3_connections: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fresh bucket (`tests.s3.bucket.Bucket`) on the server that the environment of this test points at."""
     from tests.s3.bucket import Bucket, point_at
 
-    point_at(monkeypatch, s3_server.endpoint, s3_server.access_key, s3_server.secret_key)
-    return Bucket(s3_server.endpoint, s3_server.access_key, s3_server.secret_key)
+    bucket = Bucket(s3_server.endpoint, s3_server.access_key, s3_server.secret_key)
+    point_at(monkeypatch, bucket.endpoint, bucket.access_key, bucket.secret_key)
+    monkeypatch.setattr("pipeline.remote.files._CONNECTIONS", s3_connections.setdefault(bucket.endpoint, {}))
+    return bucket
+
+
+@pytest.fixture
+def proxy(s3: Any, s3_proxy: Any, s3_connections: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A proxy without faults, through which all requests of this test go but those of its bucket."""
+    from tests.s3.bucket import point_at
+
+    s3_proxy.reset()
+    point_at(monkeypatch, s3_proxy.endpoint, s3.access_key, s3.secret_key)
+    monkeypatch.setattr("pipeline.remote.files._CONNECTIONS", s3_connections.setdefault(s3_proxy.endpoint, {}))
+    return s3_proxy

@@ -120,6 +120,11 @@ class S3Server:
     ) -> None:
         self._stop()
 
+    def add_key(self, access_key: str, secret_key: str) -> None:
+        """Other keys of the same user."""
+        keys = ["--access-key", access_key, "--secret-key", secret_key]
+        self._do("radosgw-admin", "key", "create", "--uid", "t", "--key-type", "s3", *keys)
+
     def _start(self) -> None:
         for folder in ("mon", "osd"):
             (self.run / folder).mkdir()
