@@ -1,7 +1,7 @@
 """Where an output lives: named files that are created once, replaced whole, listed and removed.
 
 Names are relative to the output, with `/` between folders. Knows nothing of plans, shards or Parquet, and nothing of
-how a kind of storage does it (`local_store`).
+how a kind of storage does it (`local_store`, `object_store`).
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ class Store(Protocol):
 
 def open_store(path: str, single_writer: bool = False) -> Store:
     """The store for `output.path`. With `single_writer` nobody else writes there, so that less is asked of it."""
+    from pipeline.remote.files import is_remote
+
+    if is_remote(path):
+        from pipeline.output.object_store import ObjectStore
+
+        return ObjectStore(path, single_writer)
     from pipeline.output.local_store import LocalStore
 
     return LocalStore(Path(path.removeprefix("file://")), single_writer)

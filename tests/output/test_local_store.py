@@ -145,6 +145,7 @@ def test_the_version_changes_whenever_a_file_is_replaced(store: LocalStore) -> N
     assert first is not None
     assert store.visible() == {"part": Entry(3, first)}
     store.replace("part", b"one")
+    os.utime(store.root / "part", ns=(0, int(first.partition("-")[0], 16)))  # as if in the same tick of the clock
     assert store.version("part") not in (first, None)
     assert store.version("other") is None
 
@@ -169,10 +170,17 @@ def test_replacing_a_version_needs_that_version_to_be_there(store: LocalStore) -
     assert store.names(TMP) == []
 
 
-def test_of_many_who_replace_one_version_one_succeeds(store: LocalStore) -> None:
+def test_of_many_who_replace_one_version_one_succeeds(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("part", b"old")
     old = store.version("part")
     assert old is not None
+    rename = os.replace
+
+    def slowly(source: Path, target: Path) -> None:
+        time.sleep(0.02)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", slowly)
     with ThreadPoolExecutor(8) as pool:
         replaced = list(pool.map(lambda i: store.replace_if("part", b"%d" % i, old), range(8)))
     assert sum(replaced) == 1
