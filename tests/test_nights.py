@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,49 @@ def run(config: JobConfig, engine: StubEngine, **options: Any) -> int:
     return execute(config, executor=local(engine), models=stub_models(), allow_deletions=True, **options)
 
 
-def seen(folder: Path, layout: str) -> Counter[Row]:
+def seen(out: str, layout: str) -> Counter[Row]:
     if "delta" in layout:
-        return rows_of(DeltaTable(folder / "out").to_pandas(), layout)
-    return rows_of(pd.read_parquet(folder / "out"), layout)
+        options = {"AWS_ALLOW_HTTP": "true"} if out.startswith("s3://") else None
+        return rows_of(DeltaTable(out, storage_options=options).to_pandas(), layout)
+    return rows_of(pd.read_parquet(out), layout)
+
+
+def nights(
+    folder: Path, layout: str, seed: int, count: int, write: Callable[[Archive], None], where: dict[str, str]
+) -> None:
+    """`write` puts the archive where `where` (keys of the job) says that the input is."""
+    rng = random.Random(seed)
+    archive = Archive(folder, rng)
+    for _ in range(3):
+        archive.add_file()
+    out = where.get("output__path", str(folder / "out"))
+    asked = config(folder, layout, **where)
+    before: Counter[tuple[Any, ...]] = Counter()
+    for night in range(count):
+        for _ in range(rng.randint(0, 6) if night else 0):
+            archive.change()
+        write(archive)
+        now = Counter((s.prompt, s.row) for s in archive.stories)
+        if rng.random() < 0.3:
+            with suppress(Stopped):  # there may be nothing to stop
+                run(asked, Interrupted(rng.randint(0, 3)))
+            if rng.random() < 0.5:
+                archive.change()
+                write(archive)
+                now = Counter((s.prompt, s.row) for s in archive.stories)
+            before = Counter()  # what was answered until then is not looked into
+        engine = StubEngine()
+        assert run(asked, engine) == 0
+        assert seen(out, layout) == as_seen(archive.rows(), layout), f"night {night}"
+        if before:
+            assert set(engine.prompts) == {prompt for prompt, _ in now - before}, f"night {night}"
+        idle = StubEngine()
+        assert run(asked, idle) == 0
+        assert not idle.prompts
+        before = now
+        if rng.random() < 0.2:
+            compact_output(out, 1)
+            assert seen(out, layout) == as_seen(archive.rows(), layout), f"compacted after {night}"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -63,34 +102,23 @@ def seen(folder: Path, layout: str) -> Counter[Row]:
 def test_every_current_document_has_one_row_and_only_new_or_changed_ones_were_asked(
     tmp_path: Path, layout: str, seed: int
 ) -> None:
-    rng = random.Random(seed)
-    archive = Archive(tmp_path, rng)
-    for _ in range(3):
-        archive.add_file()
-    before: Counter[tuple[Any, ...]] = Counter()
-    for night in range(NIGHTS):
-        for _ in range(rng.randint(0, 6) if night else 0):
-            archive.change()
+    nights(tmp_path, layout, seed, NIGHTS, Archive.write, {})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_from_s3_to_s3(tmp_path: Path, s3: Any, layout: str) -> None:
+    sent: dict[str, bytes] = {}
+
+    def write(archive: Archive) -> None:
         archive.write()
-        now = Counter((s.prompt, s.row) for s in archive.stories)
-        if rng.random() < 0.3:
-            with suppress(Stopped):  # there may be nothing to stop
-                run(config(tmp_path, layout), Interrupted(rng.randint(0, 3)))
-            if rng.random() < 0.5:
-                archive.change()
-                archive.write()
-                now = Counter((s.prompt, s.row) for s in archive.stories)
-            before = Counter()  # what was answered until then is not looked into
-        engine = StubEngine()
-        assert run(config(tmp_path, layout), engine) == 0
-        assert seen(tmp_path, layout) == as_seen(archive.rows(), layout), f"night {night}"
-        if before:
-            asked = {prompt for prompt, _ in now - before}
-            assert set(engine.prompts) == asked, f"night {night}"
-        idle = StubEngine()
-        assert run(config(tmp_path, layout), idle) == 0
-        assert not idle.prompts
-        before = now
-        if rng.random() < 0.2:
-            compact_output(str(tmp_path / "out"), 1)
-            assert seen(tmp_path, layout) == as_seen(archive.rows(), layout), f"compacted after {night}"
+        files = {f"in/{path.name}": path.read_bytes() for path in archive.folder.iterdir()}
+        for key, data in files.items():
+            if sent.get(key) != data:
+                s3.put(key, data)
+        for key in sent.keys() - files.keys():
+            s3.remove(key)
+        sent.clear()
+        sent.update(files)
+
+    where = {"input__path": f"{s3.url}/in", "output__path": f"{s3.url}/out"}
+    nights(tmp_path, layout, LAYOUTS.index(layout), 4, write, where)
