@@ -344,6 +344,24 @@ def test_a_part_that_somebody_changed_under_an_open_plan_is_planned_anew(tmp_pat
     assert output(tmp_path).runs() == [1, 2, 3]
 
 
+def test_a_part_that_was_changed_since_the_plan_keeps_the_rows_that_were_to_go_until_the_next_run(
+    tmp_path: Path,
+) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 24)
+    run(job(tmp_path))
+    write_stories(tmp_path, "a.parquet", 1, 25)
+    with pytest.raises(Stopped):
+        run(job(tmp_path), Interrupted(0))
+    part = tmp_path / "out/part-000001-000000.parquet"
+    table = pq.read_table(part)
+    part.unlink()
+    pq.write_table(table.slice(2), part)  # somebody else's doing: the plan's row numbers mean other rows now
+    with pytest.raises(OutputError, match=r"part-000001-000000\.parquet has 2 rows, and not the 4"):
+        run(job(tmp_path))
+    assert len(pq.read_table(part)) == 2, "nothing was cut by numbers that are not true any more"
+    assert summary_of(tmp_path, 2)["dropped_cuts"] == [part.name]
+
+
 def test_a_document_deleted_under_an_open_plan_is_gone_in_the_end(tmp_path: Path) -> None:
     config, _ = open_plan(tmp_path)
     write_stories(tmp_path, "a.parquet", 4, 12)
