@@ -23,6 +23,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline.config import load_config
+from pipeline.deadline import parse_deadline
 from pipeline.errors import ConfigError, NightdeskError
 
 INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
@@ -42,6 +43,25 @@ Overrides = Annotated[
 ]
 
 
+Limit = Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")]
+Reanswer = Annotated[
+    bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
+]
+AllowDeletions = Annotated[
+    bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until", metavar="HH:MM", help="Begin nothing that would not be done by then, and stop (exit code 4)."
+    ),
+]
+
+
 @app.callback()
 def _options(
     debug: Annotated[
@@ -56,23 +76,18 @@ def _options(
 def run(
     config: Config,
     overrides: Overrides = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")] = False,
-    reanswer: Annotated[
-        bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
-    ] = False,
-    allow_deletions: Annotated[
-        bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
-    ] = False,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
 ) -> Work:
     """Answer every document that has no answer yet; the same command again continues."""
 
     def work() -> int:
-        if fresh and reanswer:
-            raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
+        _refuse_contradiction(fresh, reanswer)
+        deadline = None if until is None else parse_deadline(until)
         job = load_config(config, overrides or ())
         from jobs.run import execute
 
@@ -83,9 +98,15 @@ def run(
             reanswer=reanswer,
             retry_failed=retry_failed,
             allow_deletions=allow_deletions,
+            deadline=deadline,
         )
 
     return work
+
+
+def _refuse_contradiction(fresh: bool, reanswer: bool) -> None:
+    if fresh and reanswer:
+        raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
 
 
 @app.command()
