@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +20,12 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from pipeline.config import load_config
+from jobs.account import Account
+from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, write_log
+from pipeline.config import JobConfig, load_config
 from pipeline.deadline import parse_deadline
-from pipeline.errors import ConfigError, NightdeskError
+from pipeline.errors import ConfigError
 
-INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
 
 app = typer.Typer(
@@ -110,6 +109,44 @@ def _refuse_contradiction(fresh: bool, reanswer: bool) -> None:
 
 
 @app.command()
+def nightly(
+    config: Config,
+    overrides: Overrides = None,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
+) -> Work:
+    """Run, for a schedule: alone on the output, done by a deadline, one line at the end, and hooks."""
+
+    def work() -> int:
+        from jobs.nightly import run_night
+
+        def execute(job: JobConfig, account: Account) -> int:
+            _refuse_contradiction(fresh, reanswer)
+            deadline = None if until is None else parse_deadline(until)
+            from jobs.run import execute
+
+            return execute(
+                job,
+                limit=limit,
+                fresh=fresh,
+                reanswer=reanswer,
+                retry_failed=retry_failed,
+                allow_deletions=allow_deletions,
+                deadline=deadline,
+                alone=True,
+                account=account,
+            )
+
+        return run_night(config.stem, lambda: load_config(config, overrides or ()), execute)
+
+    return work
+
+
+@app.command()
 def check(
     config: Config,
     overrides: Overrides = None,
@@ -180,15 +217,11 @@ def main(args: Sequence[str] | None = None) -> int:
     with _sigterm_interrupts():
         try:
             return _work(args)()
-        except KeyboardInterrupt as stop:
-            return _fail(stop, "stopped; the same command continues where this one ended", STOPPED)
         except TyperException as usage:
-            return _fail(usage, f"{usage.format_message().rstrip('.')} (see nightdesk --help)", USAGE_ERROR)
-        except Exception as error:  # noqa: BLE001 - the last frame of the process: everything ends in one line
-            known = _named(error)
-            if known is not None:
-                return _fail(error, str(known), known.exit_code)
-            return _fail(error, _internal(error), INTERNAL_ERROR)
+            said = f"{usage.format_message().rstrip('.')} (see nightdesk --help)"
+            return _fail(usage, Failure(USAGE_ERROR, said))
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the process's last frame: all end in a line
+            return _fail(error, failure_of(error))
 
 
 def _work(args: Sequence[str] | None) -> Work:
@@ -215,36 +248,11 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _named(error: Exception) -> NightdeskError | None:
-    """The named failure that this is, itself or as the cause that Ray wraps with a trace of its own."""
-    cause = getattr(error, "cause", None)
-    for candidate in (cause, error):
-        if isinstance(candidate, NightdeskError):
-            return candidate
-    return None
-
-
-def _fail(error: BaseException, message: str, code: int) -> int:
-    if _debugging():
+def _fail(error: BaseException, failure: Failure) -> int:
+    message = failure.message
+    if debugging():
         traceback.print_exception(error)
+    elif failure.code == INTERNAL_ERROR:
+        message += f" (traceback in {write_log(error)})"
     print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
-def _debugging() -> bool:
-    return os.environ.get("NIGHTDESK_DEBUG", "0") not in ("", "0")
-
-
-def _internal(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    summary = f"internal error: {type(error).__name__}: {first}"
-    return summary if _debugging() else f"{summary} (traceback in {_write_log(error)})"
-
-
-def _write_log(error: Exception) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    with tempfile.NamedTemporaryFile(
-        "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        log.write("".join(traceback.format_exception(error)))
-    return log.name
+    return failure.code

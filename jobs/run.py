@@ -19,6 +19,7 @@ from rich.console import Console
 
 from jobs.account import Account
 from jobs.closing import print_answers
+from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
 from jobs.progress import ProgressLine
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
@@ -38,7 +39,6 @@ from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
 
 LOG = logging.getLogger(__name__)
-COMMITTED, TOO_MANY_ERRORS, AUDIT_FAILED = 0, 3, 5
 Auditor = Callable[[JobConfig], Audit]
 VERSIONS = ("nightdesk", "torch", "transformers", "ray", "pyarrow", "pandas", "numpy")
 

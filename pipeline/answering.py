@@ -72,22 +72,19 @@ class Admission:
     def __init__(self, deadline: Deadline | None) -> None:
         self.deadline = deadline
         self.closed = False  # a shard has been turned away, and so is every later one
-        self.rows_begun = self.rows_published = 0
+        self.rows_begun = self.rows_done = 0
         self.started: float | None = None
 
     def admits(self, shard: Shard) -> bool:
-        """At the pace so far, or while none is known, can it be published in time?"""
-        now = time.monotonic()
+        """At the pace so far, or while none is known, can it be answered in time?"""
+        if self.deadline is None:
+            return True
+        now = self.deadline.clock()
         self.started = now if self.started is None else self.started
         self.rows_begun += shard.rows
-        if self.deadline is not None:
-            per_row = (now - self.started) / self.rows_published if self.rows_published else 0.0
-            self.closed = (self.rows_begun - self.rows_published) * per_row >= self.deadline.left
+        per_row = (now - self.started) / self.rows_done if self.rows_done else 0.0
+        self.closed = (self.rows_begun - self.rows_done) * per_row >= self.deadline.left
         return not self.closed
-
-    def published(self, shard: Shard) -> None:
-        """A shard that had been admitted is done."""
-        self.rows_published += shard.rows
 
     def refuse_lateness(self) -> None:
         """OutOfTime from the deadline on."""
@@ -282,6 +279,7 @@ class Desk:
         done = Progress(rows_done=1, error_rows=errors)
         shard.counts += done
         self._count(done)
+        self.answerer.admission.rows_done += 1
         self._publish_if_complete(shard)
 
     def _publish_if_complete(self, shard: ShardInHand) -> None:
@@ -294,7 +292,6 @@ class Desk:
         seconds = time.monotonic() - shard.started
         counts = shard.counts + Progress(shards_done=1)
         self.answerer.output.publish(self.answerer.plan, rows.shard, rows.table(), counts, seconds)
-        self.answerer.admission.published(rows.shard)
         self._count(Progress(shards_done=1))
 
     def _count(self, increment: Progress) -> None:
