@@ -147,6 +147,91 @@ def nightly(
 
 
 @app.command()
+def submit(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="The job file (YAML); it is sent along, wherever it is.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="URL",
+            help="The cluster's dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS or RAY_ADDRESS.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay, print the job's log, and end with its exit code.")
+    ] = False,
+    attach: Annotated[
+        str | None, typer.Option("--attach", metavar="ID", help="Follow a job that was submitted before.")
+    ] = None,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="ID", help="Stop a job, and wait for that; submit continues it.")
+    ] = None,
+    as_nightly: Annotated[
+        bool, typer.Option("--nightly", help="Run it as nightly does: alone on the output, with line and hooks.")
+    ] = False,
+    overrides: Overrides = None,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="KEY=VALUE", help="Set a variable for the job; whoever sees the dashboard sees it."
+        ),
+    ] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", metavar="ID", help="Name of this submission; Ray makes one up by default.")
+    ] = None,
+    driver_cpus: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Cores to reserve for the driver; 0 on the head node.")
+    ] = 0.0,
+    driver_labels: Annotated[
+        list[str] | None,
+        typer.Option("--driver-label", metavar="KEY=VALUE", help="Ray node label that the driver's machine must have."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option("--python", metavar="PATH", help="The interpreter, on the cluster's machines.")
+    ] = "python",
+) -> Work:
+    """Run a job on a Ray cluster, with the code that is in this folder."""
+
+    def work() -> int:
+        from jobs import submit as jobs
+
+        if cancel is not None or attach is not None:
+            if config is not None or (cancel is not None and attach is not None):
+                raise ConfigError("submit: give one of CONFIG, --attach and --cancel")
+            return jobs.attach(address, attach) if attach is not None else jobs.cancel(address, str(cancel))
+        if config is None:
+            raise ConfigError("submit: give a job file, or --attach or --cancel with the id of a job")
+        _refuse_contradiction(fresh, reanswer)
+        flags = {
+            "--fresh": fresh, "--reanswer": reanswer, "--retry-failed": retry_failed,
+            "--allow-deletions": allow_deletions,
+        }  # fmt: skip
+        options = [flag for flag, given in flags.items() if given]
+        options += [] if limit is None else ["--limit", str(limit)]
+        options += [] if until is None else ["--until", str(parse_deadline(until))]  # as it is meant here
+        request = jobs.Request(
+            config=config,
+            overrides=tuple(overrides or ()),
+            command="nightly" if as_nightly else "run",
+            options=tuple(options),
+            environment=jobs.assignments("--env", environment or ()),
+            job_id=job_id,
+            driver=jobs.DriverWish(driver_cpus, jobs.assignments("--driver-label", driver_labels or ())),
+            python=python,
+        )
+        return jobs.submit(request, address, follow)
+
+    return work
+
+
+@app.command()
 def check(
     config: Config,
     overrides: Overrides = None,
