@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import requests
 from ray.dashboard.modules import dashboard_sdk
+from ray.dashboard.modules.job import sdk
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
@@ -37,7 +38,8 @@ class JobServer:
 
     def __init__(self, address: str | None) -> None:
         self.address = address_of(address)
-        logging.getLogger(dashboard_sdk.__name__).setLevel(logging.ERROR)
+        for module in (dashboard_sdk, sdk):
+            logging.getLogger(module.__name__).setLevel(logging.ERROR)
         _refuse_silence(self.address)
         with self._failures(), _without_addresses():
             self.client = JobSubmissionClient(self.address)
@@ -133,7 +135,7 @@ def _refuse_silence(address: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")
 
 
 def _last_line(error: Exception) -> str:

@@ -84,7 +84,7 @@ def test_run_ends_with_what_the_run_says(
     ("args", "expected"),
     [
         (["no-such-command"], "No such command 'no-such-command'"),
-        (["submit", "x.yaml"], "No such command"),
+        (["bench", "x.yaml"], "No such command"),
         ([], "Missing command"),
         (["run"], "Missing argument 'CONFIG'"),
         (["run", "x.yaml", "y.yaml"], "unexpected extra argument"),
