@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.remote import files
 from pipeline.remote.failures import Kind, RemoteFailure
-from pipeline.remote.files import Connection, Files, files_of, is_remote
+from pipeline.remote.files import Connection, Files, files_of
 
 
 class Expired(OSError):
@@ -119,13 +119,6 @@ def test_a_failure_keeps_its_kind_on_the_way_to_another_process() -> None:
 
 def test_a_connection_is_made_once_per_process(faked: Faked) -> None:
     assert faked.connection is faked.connection is Faked("faked").connection
-
-
-@pytest.mark.parametrize(
-    ("path", "remote"), [("s3://b/a", True), ("/a/b", False), ("file:///a/b", False), ("memory://a", True)]
-)
-def test_a_url_is_remote_unless_it_is_a_long_way_to_write_a_path(path: str, remote: bool) -> None:
-    assert is_remote(path) == remote
 
 
 def test_s3a_is_another_spelling_of_s3() -> None:
