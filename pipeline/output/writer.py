@@ -39,7 +39,8 @@ def part_bytes(
 
 def schema_bytes(schema: pa.Schema) -> bytes:
     """The part without rows that readers meet first."""
-    return _parquet(schema.empty_table(), {"run": run_name(0), "shard": "schema"})
+    empty = pa.Table.from_batches([], schema)  # `schema.empty_table()` knows no extension types inside of others
+    return _parquet(empty, {"run": run_name(0), "shard": "schema"})
 
 
 def part_counts(file: BinaryIO) -> Progress:
