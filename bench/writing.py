@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.corpus.rows import RowRange
-from pipeline.output.plan import Plan, Shard
+from pipeline.output.plan import Shard
 from pipeline.output.rows import ShardRows
 from pipeline.output.schema import task_fields
 from pipeline.output.store import LocalStore
-from pipeline.output.writer import part_bytes
+from pipeline.output.writer import Footer, part_bytes
 from pipeline.records import Completion, CompletionStats, Document, FinishReason
 from pipeline.stats import Progress
 
@@ -40,10 +40,6 @@ KEPT = pa.schema([("title", pa.string()), ("published_at", pa.timestamp("us", "E
 SCHEMA = pa.schema(
     [("id", pa.string()), ("doc_hash", pa.string()), *KEPT, *task_fields("text"), ("error", pa.string())]
 )
-PLAN = Plan(
-    run=1, fresh=False, salt=0, answers={}, columns={}, filters={}, context=0, schema=SCHEMA, files=(), shards=(),
-    created="",
-)  # fmt: skip
 
 
 class Rows:
@@ -85,7 +81,7 @@ def write_ours(folder: Path, rows: Rows, compression: str) -> None:
     part.kept += rows.kept
     for document, answer in zip(rows.documents, rows.answers, strict=True):
         part.answer(part.add(document), "text", answer)
-    data = part_bytes(PLAN, shard, part.table(), Progress(rows_done=ROWS), compression)
+    data = part_bytes(part.table(), Footer(1, 0, "0" * 32, Progress(rows_done=ROWS)), compression)
     assert LocalStore(folder).create("part-000001-000000.parquet", data)
 
 

@@ -23,7 +23,8 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline.config import load_config
-from pipeline.errors import NightdeskError
+from pipeline.errors import ConfigError, NightdeskError
+from pipeline.remote.secrets import scrub
 
 INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
@@ -58,14 +59,32 @@ def run(
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")] = False,
+    reanswer: Annotated[
+        bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
+    ] = False,
+    allow_deletions: Annotated[
+        bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
+    ] = False,
 ) -> Work:
     """Answer every document that has no answer yet; the same command again continues."""
 
     def work() -> int:
+        if fresh and reanswer:
+            raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
         job = load_config(config, overrides or ())
         from jobs.run import execute
 
-        return execute(job, limit=limit, fresh=fresh)
+        return execute(
+            job,
+            limit=limit,
+            fresh=fresh,
+            reanswer=reanswer,
+            retry_failed=retry_failed,
+            allow_deletions=allow_deletions,
+        )
 
     return work
 
@@ -89,6 +108,24 @@ def check(
         from jobs.check import check_job
 
         return check_job(job, as_json=json, timed=timed, cluster=cluster)
+
+    return work
+
+
+@app.command()
+def compact(
+    output: Annotated[str, typer.Argument(metavar="OUT", help="The output's folder or URL.")],
+    target: Annotated[int, typer.Option(min=1, metavar="MIB", help="Size that joined parts are to have.")] = 128,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="As output.single_writer: nobody else writes there.")
+    ] = False,
+) -> Work:
+    """Join many small parts of an output into few; readers never see a row twice."""
+
+    def work() -> int:
+        from jobs.compact import compact_output
+
+        return compact_output(output, target, single_writer)
 
     return work
 
@@ -169,7 +206,7 @@ def _named(error: Exception) -> NightdeskError | None:
 
 def _fail(error: BaseException, message: str, code: int) -> int:
     if _debugging():
-        traceback.print_exception(error)
+        print(_trace(error), file=sys.stderr, end="")
     print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
     return code
 
@@ -179,7 +216,7 @@ def _debugging() -> bool:
 
 
 def _internal(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = scrub((str(error).strip().splitlines() or [""])[0])
     summary = f"internal error: {type(error).__name__}: {first}"
     return summary if _debugging() else f"{summary} (traceback in {_write_log(error)})"
 
@@ -189,5 +226,10 @@ def _write_log(error: Exception) -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        log.write("".join(traceback.format_exception(error)))
+        log.write(_trace(error))
     return log.name
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback, without what exceptions of other packages may quote of credentials."""
+    return scrub("".join(traceback.format_exception(error)))

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.output import claim as claims
 from pipeline.output.claim import CLAIM, SILENT_SECONDS, Claim, Holder, holder_of
-from pipeline.output.store import LocalStore
+from pipeline.output.local_store import LocalStore
 
 
 @pytest.fixture
