@@ -16,8 +16,8 @@ from pipeline.stats import Progress
 class Publications(Output):
     """Each shard once, in the order of publication, with the counts that were reported while it was answered."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
+    def __init__(self, store: Store, compression: str = "zstd") -> None:
+        super().__init__(store, compression)
         self._noted: list[Publication] = []
         self._shards: set[int] = set()
         self._lock = threading.Lock()  # one thread reads ahead and finds shards published, another publishes

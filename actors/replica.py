@@ -37,7 +37,6 @@ from pipeline.engine.assembly import (
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import NightdeskError, WorkerLost
 from pipeline.messages import REPLICA_BITS_FROM
-from pipeline.output.store import open_store
 from pipeline.records import Completion, Request
 from pipeline.stats import Progress
 from pipeline.work import JobWork
@@ -52,7 +51,7 @@ class Replica:
         self.seats = seats
         self.number = number
         self.feed = ShardFeed()
-        self.publications = Publications(open_store(work.config.output.path, work.config.output.single_writer))
+        self.publications = Publications.of(work.config.output)
         self.watch = Watch("reading and publishing")
         self.drafter: RemoteDrafter | None = None
         self.total = Progress()

@@ -35,9 +35,8 @@ from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.engine.assembly import Setup, agree, drafting
 from pipeline.errors import OutputError, PromptError
 from pipeline.fingerprint import answer_values, differences
-from pipeline.output.coverage import coverage, same_content
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
-from pipeline.output.store import open_store
+from pipeline.output.ledger import Ledger, same_content
 from pipeline.planning import column_values, prompt_fields, refuse_foreign_tokens
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
@@ -146,7 +145,7 @@ def examine(config: JobConfig, timed: bool = False, cluster: bool = False) -> Fi
     setup = agree(config)
     prompters = make_prompters(config, setup)
     refuse_foreign_tokens(config.tasks, setup.vocabulary)
-    corpus = Corpus(config.input, prompt_fields(config), files)
+    corpus = Corpus(config.source, prompt_fields(config), files)
     require_columns(corpus)
     rows_of = rows_asked(corpus, len(files), config.input.limit)
     rows = sum(rows_of)
@@ -198,7 +197,7 @@ def require_columns(corpus: Corpus) -> None:
 
 def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -> int:
     """Rows of these files that the output holds; OutputError if it belongs to a job that answers otherwise."""
-    output = Output(open_store(config.output.path, config.output.single_writer))
+    output = Output.of(config.output)
     refuse_foreign_files(output)
     refuse_unplanned_parts(output)
     live = output.live_plans()
@@ -209,9 +208,9 @@ def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -
     if foreign:
         raise OutputError(
             f"output.path: {config.output.path} was made by a job that differs: {'; '.join(foreign)}; "
-            "give another output.path, or run with --fresh to start over"
+            "give another output.path, or run with --reanswer or --fresh"
         )
-    known = coverage(output, live)
+    known = Ledger(output, live).files
     same = (known[file.path] for file in files if file.path in known and same_content(known[file.path].file, file))
     return sum(entry.rows - sum(stop - start for start, stop in entry.missing) for entry in same)
 

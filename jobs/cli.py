@@ -23,7 +23,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pipeline.config import load_config
-from pipeline.errors import NightdeskError
+from pipeline.errors import ConfigError, NightdeskError
 from pipeline.remote.secrets import scrub
 
 INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
@@ -59,14 +59,32 @@ def run(
     overrides: Overrides = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")] = False,
+    reanswer: Annotated[
+        bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
+    ] = False,
+    allow_deletions: Annotated[
+        bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
+    ] = False,
 ) -> Work:
     """Answer every document that has no answer yet; the same command again continues."""
 
     def work() -> int:
+        if fresh and reanswer:
+            raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
         job = load_config(config, overrides or ())
         from jobs.run import execute
 
-        return execute(job, limit=limit, fresh=fresh)
+        return execute(
+            job,
+            limit=limit,
+            fresh=fresh,
+            reanswer=reanswer,
+            retry_failed=retry_failed,
+            allow_deletions=allow_deletions,
+        )
 
     return work
 
@@ -90,6 +108,24 @@ def check(
         from jobs.check import check_job
 
         return check_job(job, as_json=json, timed=timed, cluster=cluster)
+
+    return work
+
+
+@app.command()
+def compact(
+    output: Annotated[str, typer.Argument(metavar="OUT", help="The output's folder or URL.")],
+    target: Annotated[int, typer.Option(min=1, metavar="MIB", help="Size that joined parts are to have.")] = 128,
+    single_writer: Annotated[
+        bool, typer.Option("--single-writer", help="As output.single_writer: nobody else writes there.")
+    ] = False,
+) -> Work:
+    """Join many small parts of an output into few; readers never see a row twice."""
+
+    def work() -> int:
+        from jobs.compact import compact_output
+
+        return compact_output(output, target, single_writer)
 
     return work
 

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import JobConfig
-from pipeline.output.folder import Output, part_name
+from pipeline.output.folder import Output
+from pipeline.output.names import parsed
 from pipeline.output.plan import Plan
 from pipeline.stats import Progress
 
@@ -36,7 +37,13 @@ def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress,
             f"{done.accepted_per_step:.2f} accepted tokens per step",
             soft_wrap=True,
         )
-    print(f'pandas.read_parquet("{output.store.location}")')
+    print(opened_with(output, plan))
+
+
+def opened_with(output: Output, plan: Plan) -> str:
+    """What opens the output as a pandas frame."""
+    call = "deltalake.DeltaTable({}).to_pandas()" if plan.format == "delta" else "pandas.read_parquet({})"
+    return call.format(f'"{output.store.location}"')
 
 
 def shortened(value: object, characters: int) -> str:
@@ -46,9 +53,10 @@ def shortened(value: object, characters: int) -> str:
 
 
 def _first_rows(output: Output, plan: Plan, columns: list[str]) -> list[dict[str, object]]:
-    shards = sorted(shard for run, shard in output.parts() if run == plan.run)
-    if not shards:
-        return []
-    table: pa.Table = output.part_columns(part_name(plan.run, shards[0]), columns)
-    rows: list[dict[str, object]] = table.slice(0, SHOWN_ROWS).to_pylist()
-    return rows
+    parts = [name for name in output.parts() if (part := parsed(name)) is not None and part.run == plan.run]
+    parts += [shard.amends.part for shard in plan.shards if shard.amends is not None]
+    for name in parts[:1]:
+        table: pa.Table = output.part_columns(name, columns)
+        rows: list[dict[str, object]] = table.slice(0, SHOWN_ROWS).to_pylist()
+        return rows
+    return []

@@ -23,12 +23,13 @@ from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.errors import OutputError, Stopped
-from pipeline.fingerprint import answer_values
+from pipeline.fingerprint import answer_values, digest
 from pipeline.output.claim import Claim
-from pipeline.output.coverage import same_content
+from pipeline.output.compaction import merge
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
-from pipeline.output.plan import Plan, Shard, run_name
-from pipeline.output.store import open_store
+from pipeline.output.ledger import same_content
+from pipeline.output.names import parsed, run_name
+from pipeline.output.plan import Plan, Shard
 from pipeline.planning import Ask, make_plan, refuse_foreign, refuse_foreign_tokens
 from pipeline.prompts.templates import Prompter
 from pipeline.stats import Progress
@@ -64,20 +65,29 @@ def execute(
     *,
     limit: int | None = None,
     fresh: bool = False,
+    reanswer: bool = False,
+    retry_failed: bool = False,
+    allow_deletions: bool = False,
     executor: Executor | None = None,
     models: Models | None = None,
     auditor: Auditor | None = None,
 ) -> int:
     """Run a job to its end; returns the exit code 0, 3 or 5, raises a `NightdeskError` for every other end.
 
-    `limit` overrides `input.limit`. The executor is Ray by default, and so is who audits, where the job asks for that;
-    `models` are found on disk by default.
+    `limit` overrides `input.limit`, `retry_failed` adds to the job file's. The executor is Ray by default, and so is
+    who audits, where the job asks for that; `models` are found on disk by default.
     """
     refuse_overlap(config.input, config.output.path)
     models = models or _models_on_disk(config)
-    ask = _asked(config, models, limit, fresh)
-    output = Output(open_store(config.output.path))
+    ask = dataclasses.replace(
+        _asked(config, models, limit, fresh),
+        reanswer=reanswer,
+        retry_failed=retry_failed or config.retry_failed,
+        allow_deletions=allow_deletions,
+    )
+    output = Output.of(config.output)
     refuse_foreign_files(output)
+    output.store.probe()
     with Claim(output.store) as claim:
         if fresh and claim.other is not None:
             raise OutputError(
@@ -159,6 +169,9 @@ class Run:
         code: int | None = None
         self.output.store.sweep()
         opened = self._open_plan() if not self.ask.fresh else None
+        if opened is not None and opened.merges:
+            merge(self.output, opened)
+            opened = None
         if opened is not None:
             done = self._published_rows(opened)
             print(f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there", file=sys.stderr)
@@ -177,14 +190,31 @@ class Run:
         live = self.output.live_plans()
         if not live:
             return None
-        refuse_foreign(live[-1], self.config, self.ask.answers, self.output.store.location)
-        return live[-1] if self.output.summary(live[-1].run) is None else None
+        self._refuse_foreign(live[-1])
+        if self.output.summary(live[-1].run) is not None:
+            return None
+        other = live[-1].fingerprint != digest(self.ask.answers)
+        if other and not live[-1].merges:  # what is left of it is to be answered otherwise
+            self._give_up(live[-1])
+            return None
+        return live[-1]
+
+    def _refuse_foreign(self, plan: Plan) -> None:
+        refuse_foreign(plan, self.config, self.ask.answers, self.output.store.location, self.ask.reanswer)
+
+    def _give_up(self, plan: Plan) -> None:
+        """Close a run of which nothing more is to be answered."""
+        session = Session(plan, True, self.output.missing(plan), [])
+        counts = self.output.counts(plan)
+        dropped = [shard.index for shard in session.dropped]
+        cuts = [cut.part for cut in plan.cuts]
+        self.output.finish(plan, self._summary(session, counts, dropped, cuts, None), success=False)
 
     def _new_plan(self) -> Plan | None:
         run = self.output.highest_run() + 1
         live = [] if self.ask.fresh else self.output.live_plans()
         if live and live[-1].run >= run:  # made by somebody else just now
-            refuse_foreign(live[-1], self.config, self.ask.answers, self.output.store.location)
+            self._refuse_foreign(live[-1])
             return live[-1]
         files = list_files(self.config.input)
         plan = make_plan(self.config, self.output, run, live, files, self.ask)
@@ -198,6 +228,8 @@ class Run:
                     "stop it before --fresh"
                 )
             refuse_foreign(created, self.config, self.ask.answers, self.output.store.location)
+        else:
+            print(_announced(plan), file=sys.stderr)
         return created
 
     # --- the work
@@ -207,6 +239,8 @@ class Run:
         missing = self.output.missing(plan)
         changed = self._changed_files(plan) if continued else set()
         dropped = [s for s in missing if any(plan.files[r.file].file.path in changed for r in s.ranges)]
+        if continued:
+            dropped += [s for s in missing if s not in dropped and self._is_overtaken(s)]
         session = Session(plan, continued, dropped, sorted(changed))
         lost = {shard.index for shard in dropped}
         todo = [shard for shard in missing if shard.index not in lost]
@@ -220,6 +254,10 @@ class Run:
                 "and the same command continues"
             ) from None
         return session
+
+    def _is_overtaken(self, shard: Shard) -> bool:
+        """Is the part that it amends, and has not amended, not what it was when the plan was made?"""
+        return shard.amends is not None and self.output.store.version(shard.amends.part) != shard.amends.version
 
     def _run_shards(self, session: Session, todo: Sequence[Shard]) -> None:
         plan = session.plan
@@ -258,15 +296,18 @@ class Run:
         counts = self.output.counts(plan)
         enough = counts.error_share <= self.config.max_error_rate
         dropped = [shard.index for shard in self.output.missing(plan)]
+        # A document that moved to another folder has its new row there before the old one goes.
+        cuts = [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))]
         audit = self._audit(counts)
         sound = audit is None or audit.passed
-        self.output.finish(
-            plan, self._summary(session, counts, dropped, audit), success=enough and sound and not dropped
-        )
-        if dropped:
+        whole = not dropped and not cuts
+        summary = self._summary(session, counts, dropped, cuts, audit)
+        self.output.finish(plan, summary, success=enough and sound and whole)
+        if not whole:
             LOG.warning(
-                "%d shards of run %s were given up because their input changed (%s); planning them anew",
-                len(dropped), run_name(plan.run), ", ".join(session.changed_files),
+                "%d shards of run %s were given up because their input changed (%s) or parts were changed by another "
+                "run; planning them anew",
+                len(dropped), run_name(plan.run), ", ".join(session.changed_files) or "none",
             )  # fmt: skip
         print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
         return self._exit_code(counts, None if audit is None else audit.failure)
@@ -292,7 +333,8 @@ class Run:
         if not live or self.ask.fresh:
             print("nothing to do: the input holds no documents")
             return COMMITTED
-        last = live[-1].run
+        answering = [plan for plan in live if not plan.merges]
+        last = answering[-1].run
         summary = self.output.summary(last)
         assert summary is not None, f"run {last} is open, but nothing is left to do"
         failure = (summary.get("audit") or {}).get("failure") if self.config.audit else None
@@ -314,7 +356,9 @@ class Run:
         )  # fmt: skip
         return TOO_MANY_ERRORS
 
-    def _summary(self, session: Session, counts: Progress, dropped: list[int], audit: Audit | None) -> dict[str, Any]:
+    def _summary(
+        self, session: Session, counts: Progress, dropped: list[int], dropped_cuts: list[str], audit: Audit | None
+    ) -> dict[str, Any]:
         plan, here = session.plan, session.total
         return {
             "run": run_name(plan.run),
@@ -323,7 +367,11 @@ class Run:
             "error_rows": counts.error_rows,
             "error_share": counts.error_share,
             "max_error_rate": self.config.max_error_rate,
+            "replaced_rows": sum(shard.rows for shard in plan.shards if shard.amends and shard.index not in dropped),
+            "removed_rows": sum(cut.count for cut in plan.cuts if cut.part not in dropped_cuts),
+            "parts": sum(1 for part in map(parsed, self.output.parts()) if part is not None and part.run == plan.run),
             "dropped_shards": dropped,
+            "dropped_cuts": dropped_cuts,
             "dropped_files": session.changed_files if dropped else [],
             "counts": _told(counts),
             "accepted_per_step": counts.accepted_per_step,
@@ -353,6 +401,14 @@ class Run:
             return {"target": target}
         draft = {"model": str(self.config.draft[0].model), "fingerprint": self.models.draft.fingerprint()}
         return {"target": target, "draft": draft}
+
+
+def _announced(plan: Plan) -> str:
+    """What a new plan is about, in a line."""
+    replaced = sum(shard.rows for shard in plan.shards if shard.amends is not None)
+    removed = sum(cut.count for cut in plan.cuts)
+    told = [(plan.rows - replaced, "new"), (replaced, "to replace"), (removed, "to remove")]
+    return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} rows {what}" for rows, what in told if rows)
 
 
 def _told(counts: Progress) -> dict[str, Any]:

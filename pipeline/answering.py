@@ -17,8 +17,8 @@ from pipeline.corpus.readers import Corpus
 from pipeline.decode import RequestStream
 from pipeline.errors import PromptError, Stopped
 from pipeline.fingerprint import request_key
-from pipeline.output.coverage import is_current
 from pipeline.output.folder import Output
+from pipeline.output.ledger import is_current
 from pipeline.output.plan import Plan, Shard
 from pipeline.output.rows import ShardRows
 from pipeline.prefetch import Prefetched

@@ -50,6 +50,7 @@ Text = Annotated[str, Field(min_length=1)]
 Path = Annotated[Text, AfterValidator(_without_nul), AfterValidator(_reachable)]
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 
 ROW_COLUMNS = ("doc_hash", "error")
 TASK_SUFFIXES = ("", "_finish", "_tokens", "_logprob", "_error", "_raw")
@@ -138,6 +139,9 @@ class OutputConfig(Section):
         2000,
         description="Rows per part: what is committed, retried and lost at once. Smaller commits sooner.",
     )
+    compression: Compression = Field(
+        "zstd", description="Of the parts; every one of these is read by pandas, polars and DuckDB."
+    )
     single_writer: bool = Field(
         False, description="Promise that no second run writes here, for stores without conditional writes."
     )
@@ -145,6 +149,9 @@ class OutputConfig(Section):
     @field_validator("partition_by")
     @classmethod
     def _partitioned_once(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
+        hidden = [column for column in columns if column.startswith(("_", "."))]
+        if hidden:
+            raise ValueError(f"{hidden[0]!r} would be a folder that readers skip: names must not begin with _ or a dot")
         return _without_repeats(columns)
 
 
@@ -373,6 +380,13 @@ class JobConfig(Section):
         0.01, ge=0, le=1, description="Share of error rows above which a finished run ends with exit code 3."
     )
     audit: bool = Field(False, description="Check after the run that the output follows the target's law.")
+    retry_failed: bool = Field(False, description="Ask again, in every run, about documents whose answer is an error.")
+
+    @property
+    def source(self) -> InputConfig:
+        """The input, with the columns that partition the output among those that are kept of it."""
+        extra = [name for name in self.output.partition_by if name not in self.input.keep]
+        return self.input.model_copy(update={"keep": (*self.input.keep, *extra)})
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> Self:
@@ -429,8 +443,6 @@ WITHHELD = (
     Withheld("input.where", "row filters are"),
     Withheld("input.since", "date windows are"),
     Withheld("input.date_column", "date windows are"),
-    Withheld("output.format", "Delta output is", "use parquet"),
-    Withheld("output.partition_by", "partitioned output is"),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
@@ -514,19 +526,19 @@ def _origin(key: str, where: str, overridden: Sequence[str]) -> str:
 
 def _with_absolute_paths(config: JobConfig) -> JobConfig:
     path = config.input.path
-    absolute = _absolute(path) if isinstance(path, str) else tuple(map(_absolute, path))
+    absolute = absolute_path(path) if isinstance(path, str) else tuple(map(absolute_path, path))
     drafts = (d.model_copy(update={"model": d.model and _absolute_model(d.model)}) for d in config.draft)
     return config.model_copy(
         update={
             "input": config.input.model_copy(update={"path": absolute}),
-            "output": config.output.model_copy(update={"path": _absolute(config.output.path)}),
+            "output": config.output.model_copy(update={"path": absolute_path(config.output.path)}),
             "target": config.target.model_copy(update={"model": _absolute_model(config.target.model)}),
             "draft": tuple(drafts),
         }
     )
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """A local path from the root, where file:// is only a long way to write a path; a URL in its one spelling."""
     if is_remote(path):
         return canonical(path)
@@ -535,4 +547,4 @@ def _absolute(path: str) -> str:
 
 def _absolute_model(model: str) -> str:
     looks_local = model.startswith(("./", "../", "~/", "/")) or model in (".", "..") or model.lower().endswith(".gguf")
-    return _absolute(model) if looks_local or os.path.exists(model) else model
+    return absolute_path(model) if looks_local or os.path.exists(model) else model

@@ -11,7 +11,6 @@ from pipeline.config import JobConfig
 from pipeline.corpus.readers import Corpus
 from pipeline.output.folder import Output
 from pipeline.output.plan import Plan, Shard
-from pipeline.output.store import open_store
 from pipeline.planning import prompt_fields
 from pipeline.prompts.templates import Prompter
 
@@ -29,10 +28,10 @@ class JobWork:
     plan: Plan
 
     def corpus(self) -> Corpus:
-        return Corpus(self.config.input, prompt_fields(self.config), self.plan.input_files, self.plan.kept_schema)
+        return Corpus(self.config.source, prompt_fields(self.config), self.plan.input_files, self.plan.kept_schema)
 
     def output(self) -> Output:
-        return Output(open_store(self.config.output.path, self.config.output.single_writer))
+        return Output.of(self.config.output)
 
     def prompters(self, tokenizer: PreTrainedTokenizerFast) -> dict[str, Prompter]:
         """By task. Prompts are cut to the plan's context, not to what the engine happens to hold."""

@@ -161,7 +161,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_published(tmp_path: Path) -
     write_stories(tmp_path, "a.parquet", 0, 4, n2="another story")
     with pytest.raises(Stopped, match=r"a\.parquet changed"):
         answer(work)
-    assert work.output().parts() == set()
+    assert work.output().parts() == {}
 
 
 class Forgetful(StubEngine):

@@ -94,6 +94,7 @@ tasks:
 
 REQUIRED = {"name", "input.path", "input.text", "output.path", "target.model", "tasks.name", "tasks.prompt"}
 GIVEN = {"input.id", "input.keep", "draft.model"}  # shown with an example value; they default to none
+ADDED_KEYS = {"output.compression", "retry_failed"}  # beside the contract
 MORE_TASK_KEYS = {
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
     "min_new_tokens", "stop", "n", "logprobs", "choices", "regex", "grammar",
@@ -154,7 +155,7 @@ class TestContract:
                 assert type(defaults[key]) in (type(value), float), key
 
     def test_there_are_no_other_keys(self) -> None:
-        expected = set(flat(mapping(CONTRACT))) | {f"tasks.{key}" for key in MORE_TASK_KEYS}
+        expected = set(flat(mapping(CONTRACT))) | {f"tasks.{key}" for key in MORE_TASK_KEYS} | ADDED_KEYS
         sections = {"input", "output", "target", "draft", "decoding", "tasks"}
         assert set(dotted_keys(JobConfig)) - sections == expected
 
@@ -171,6 +172,11 @@ class TestContract:
 
     def test_a_draft_is_of_kind_model_unless_it_says_otherwise(self) -> None:
         assert parse_config(with_value("draft", {"model": "org/tiny"}), "x").draft[0].kind == "model"
+
+    def test_parts_are_compressed_with_zstd_unless_the_job_says_otherwise(self) -> None:
+        assert parse_config(mapping(), "x").output.compression == "zstd"
+        for compression in ("snappy", "gzip", "lz4", "none"):
+            assert parse_config(with_value("output.compression", compression), "x").output.compression == compression
 
     def test_every_key_says_what_it_is_for(self) -> None:
         def undescribed(schema: Any) -> list[str]:
@@ -270,6 +276,8 @@ class TestStrictness:
             ("input.encoding", "utf-9", "unknown encoding 'utf-9'; use auto, utf-8, cp1252, …"),
             ("output.rows_per_shard", 0, "must be at least 1, not 0"),
             ("output.single_writer", "no", "must be true or false, not 'no'"),
+            ("output.compression", "zst", "did you mean zstd?"),
+            ("output.compression", None, "must be"),
             ("target.gpus", -1, "must be at least 0, not -1"),
             ("target.dtype", "float23", "did you mean float32?"),
             ("target.replicas", 0, "must be auto or at least 1, not 0"),
@@ -443,8 +451,6 @@ WITHHELD = [
     ("input.encoding", "cp1252", "use auto or utf-8"),
     ("input.where", "source == 'wire'", "row filters"),
     ("input.date_column", "day", "date windows"),
-    ("output.format", "delta", "use parquet"),
-    ("output.partition_by", ["day"], "remove the key"),
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
     ("tasks.0.long", "chunk", "use truncate or error"),

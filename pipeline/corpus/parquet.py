@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.corpus.lines import opened
 from pipeline.corpus.listing import InputFile
-from pipeline.corpus.rows import FileColumns, RowIndex, RowRange, Rows
+from pipeline.corpus.rows import FileColumns, RowIndex, RowRange, Rows, within
 from pipeline.errors import StoreError
 
 _BATCH_ROWS = 512
@@ -53,7 +53,7 @@ class ParquetRows:
                 stop = first + parquet.metadata.row_group(group).num_rows
                 if first < span.stop and span.start < stop:
                     for rows in self._group(parquet, group, first, stop):
-                        yield from _within(rows, span)
+                        yield from within(rows, span)
                 first = stop
 
     def _group(self, parquet: pq.ParquetFile, group: int, start: int, stop: int) -> Iterator[Rows]:
@@ -101,18 +101,3 @@ class ParquetRows:
         """Arrow reports damage as an `OSError` too, but only failing storage sets `errno` or a class of its own."""
         if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
             raise StoreError(f"{self._file.path}: {error}; run again to continue") from error
-
-
-def _within(rows: Rows, span: RowRange) -> Iterator[Rows]:
-    """The part of a batch that lies in the range."""
-    low, high = max(span.start - rows.start, 0), min(span.stop - rows.start, rows.length)
-    if (low, high) == (0, rows.length):
-        yield rows
-    elif low < high:
-        yield Rows(
-            start=rows.start + low,
-            length=high - low,
-            columns={name: column[low:high] for name, column in rows.columns.items()},
-            errors={place - low: error for place, error in rows.errors.items() if low <= place < high},
-            raw={place - low: raw for place, raw in rows.raw.items() if low <= place < high},
-        )

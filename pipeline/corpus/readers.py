@@ -6,7 +6,9 @@ concerns all files (no file has the text column) is a `CorpusError`, raised when
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -19,13 +21,14 @@ from pipeline.corpus.kept import common, settled
 from pipeline.corpus.lines import Source
 from pipeline.corpus.listing import InputFile
 from pipeline.corpus.parquet import ParquetRows
-from pipeline.corpus.rows import RowIndex, RowRange, RowReader, Rows
+from pipeline.corpus.rows import RowIndex, RowRange, RowReader, Rows, within
 from pipeline.corpus.text import TextRows
 from pipeline.errors import CorpusError
 
 __all__ = ["Corpus", "CorpusInput", "DocumentBatch", "RowIndex", "RowRange"]
 
 _MISSING_ROWS = 512
+_NEAR_ROWS = 2048  # between two ranges: as many are read over sooner than a file is entered anew
 
 
 class CorpusInput(Protocol):
@@ -94,14 +97,26 @@ class Corpus:
         """The documents of the ranges, in order, in batches of bounded size, none across two ranges."""
         input = self._input
         builder = DocumentBuilder(input.id, input.text, self._fields, self.kept_schema)
-        for span in ranges:
-            file = self._files[span.file]
-            row = span.start
-            for rows in self._reader(file).rows(span):
+        for near in _neighbours(ranges):
+            file = self._files[near[0].file]
+            for rows in self._rows(file, near):
                 yield builder.build(rows, file.relative)
-                row += rows.length
-            for rows in _missing(file, row, span.stop):
-                yield builder.build(rows, file.relative)
+
+    def _rows(self, file: InputFile, ranges: Sequence[RowRange]) -> Iterator[Rows]:
+        """The rows of ascending ranges of one file, which is read once through."""
+        pending = deque(ranges)
+        reached = ranges[0].start
+        for rows in self._reader(file).rows(replace(ranges[0], stop=ranges[-1].stop)):
+            end = rows.start + rows.length
+            while pending and pending[0].start < end:
+                span = pending[0]
+                yield from within(rows, span)
+                reached = min(span.stop, end)
+                if span.stop > end:
+                    break
+                pending.popleft()
+        for span in pending:
+            yield from _missing(file, max(span.start, reached), span.stop)
 
     def _reader(self, file: InputFile) -> RowReader:
         if file.format == "parquet":
@@ -131,6 +146,18 @@ class Corpus:
             yield "input.id", self._input.id
         yield from (("input.keep", name) for name in self._input.keep)
         yield from (("tasks: a prompt (where braces that name no column are doubled)", name) for name in self._fields)
+
+
+def _neighbours(ranges: Iterable[RowRange]) -> Iterator[list[RowRange]]:
+    """Ranges that follow each other closely in one file, together."""
+    near: list[RowRange] = []
+    for span in ranges:
+        if near and not (span.file == near[-1].file and 0 <= span.start - near[-1].stop <= _NEAR_ROWS):
+            yield near
+            near = []
+        near.append(span)
+    if near:
+        yield near
 
 
 def _missing(file: InputFile, start: int, stop: int) -> Iterator[Rows]:

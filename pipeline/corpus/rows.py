@@ -119,3 +119,17 @@ def _rows(batch: Sequence[Record], start: int, columns: Sequence[str], where: st
         errors={place: f"{where}, row {start + place + 1}: {batch[place].error}" for place in bad},
         raw={place: batch[place].raw for place in bad},
     )
+
+def within(rows: Rows, span: RowRange) -> Iterator[Rows]:
+    """The part of a batch that lies in the range."""
+    low, high = max(span.start - rows.start, 0), min(span.stop - rows.start, rows.length)
+    if (low, high) == (0, rows.length):
+        yield rows
+    elif low < high:
+        yield Rows(
+            start=rows.start + low,
+            length=high - low,
+            columns={name: column[low:high] for name, column in rows.columns.items()},
+            errors={place - low: error for place, error in rows.errors.items() if low <= place < high},
+            raw={place - low: raw for place, raw in rows.raw.items() if low <= place < high},
+        )

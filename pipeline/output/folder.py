@@ -7,177 +7,296 @@ Knows nothing of documents or models.
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
+from itertools import accumulate
 from operator import add
-from typing import Any
+from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError, Stopped
-from pipeline.output.plan import Plan, Shard, run_name
-from pipeline.output.store import Store
-from pipeline.output.writer import counts_from, part_bytes, part_counts, schema_bytes
+from pipeline.output.edits import amended, without
+from pipeline.output.names import RUNS, SCHEMA_PART, SUCCESS, PartName, parsed, part_name, partition_values, run_name
+from pipeline.output.pieces import pieces_of
+from pipeline.output.plan import Cut, Plan, Shard
+from pipeline.output.runs import Runs
+from pipeline.output.store import Entry, Store, open_store
+from pipeline.output.writer import Edit, Footer, counts_from, footer_of, part_bytes, read_footer, schema_bytes
 from pipeline.stats import Progress
 
-RUNS = "_nightdesk/runs"
-SUCCESS = "_SUCCESS"
-SCHEMA_PART = "part-000000-schema.parquet"
-PART = re.compile(r"part-(\d{6,})-(\d{6,})\.parquet")
-RUN = re.compile(r"\d{6,}")
+
+class OutputSettings(Protocol):
+    """What of `config.OutputConfig` decides how parts are written."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def single_writer(self) -> bool: ...
+    @property
+    def compression(self) -> str: ...
 
 
-def part_name(run: int, shard: int) -> str:
-    return f"part-{run:06d}-{shard:06d}.parquet"
+class Output(Runs):
+    """What is in the folder of `store`. What may change is read from the store each time."""
 
+    def __init__(self, store: Store, compression: str = "zstd") -> None:
+        super().__init__(store)
+        self.compression = compression
+        self._pieces: dict[tuple[int, int], Mapping[str, Sequence[int]]] = {}  # by (run, shard): see `Footer.pieces`
+        self._amended: set[tuple[int, int]] = set()  # shards whose rows were seen in the parts that they amend
 
-class Output:
-    """What is in the folder of `store`. Keeps nothing: every answer is read from the store."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    # --- plans
-
-    def runs(self) -> list[int]:
-        """Numbers of all plans, in order."""
-        return [run for run in self._run_folders() if self.store.exists(f"{_folder(run)}/plan.json")]
-
-    def plan(self, run: int) -> Plan:
-        return Plan.from_json(self.store.read(f"{_folder(run)}/plan.json"))
-
-    def live_plans(self) -> list[Plan]:
-        """The plans whose rows count: from the last one that started over."""
-        plans = [self.plan(run) for run in self.runs()]
-        starts = [i for i, plan in enumerate(plans) if plan.fresh]
-        return plans[starts[-1] if starts else 0 :]
+    @classmethod
+    def of(cls, settings: OutputSettings) -> Self:
+        return cls(open_store(settings.path, settings.single_writer), settings.compression)
 
     def highest_run(self) -> int:
         """The highest number that a plan or a part has; 0 where there is none."""
-        return max([0, *self.runs(), *(run for run, _ in self.parts())])
+        return max([0, *self.runs(), *(name.run for name in map(parsed, self.store.visible()) if name)])
 
-    def highest_salt(self) -> int | None:
-        salts = [self.plan(run).salt for run in self.runs()]
-        return max(salts, default=None)
+    # --- what is published
 
-    def create_plan(self, plan: Plan) -> Plan:
-        """`plan`, durable, or the one that another run created under this number before."""
-        if self.store.create(f"{_folder(plan.run)}/plan.json", plan.to_json()):
-            return plan
-        return self.plan(plan.run)
-
-    def summary(self, run: int) -> dict[str, Any] | None:
-        """What was written when the run ended; None while it is open."""
-        try:
-            document: dict[str, Any] = json.loads(self.store.read(f"{_folder(run)}/summary.json"))
-        except FileNotFoundError:
-            return None
-        return document
-
-    # --- parts
-
-    def parts(self) -> set[tuple[int, int]]:
-        """(run, shard) of every published part."""
-        matches = (PART.fullmatch(name) for name in self.store.names())
-        return {(int(match[1]), int(match[2])) for match in matches if match}
+    def parts(self) -> dict[str, Entry]:
+        """Every part but the one without rows, by name."""
+        return {name: entry for name, entry in self.store.visible().items() if parsed(name)}
 
     def missing(self, plan: Plan) -> list[Shard]:
-        """The shards of `plan` that are not published."""
-        parts = self.parts()
-        return [shard for shard in plan.shards if (plan.run, shard.index) not in parts]
+        """The shards of `plan` that are not published, or not all of whose pieces are."""
+        there = self.published(plan, plan.shards, self.parts())
+        return [shard for shard in plan.shards if shard.index not in there]
+
+    def published(self, plan: Plan, shards: Iterable[Shard], parts: Mapping[str, Entry]) -> set[int]:
+        """Those of `shards` that are whole, where `parts` are there."""
+        folders = folders_by_shard(parts, plan.run)
+        plain = [shard.index for shard in shards if shard.amends is None and shard.index in folders]
+        if plan.partition_by:
+            self._learn_pieces(plan, {index: folders[index] for index in plain})
+            plain = [index for index in plain if set(self._pieces[plan.run, index]) <= folders[index]]
+        return {*plain, *self._find_amended(plan, [s for s in shards if s.amends is not None], parts)}
 
     def is_published(self, plan: Plan, shard: Shard) -> bool:
-        return self.store.exists(part_name(plan.run, shard.index))
+        """As `missing` sees it, for one shard."""
+        if shard.amends is None and not plan.partition_by:
+            return self.store.exists(part_name(plan.run, shard.index))
+        return bool(self.marks(plan.run, [shard.index])) or bool(self.published(plan, [shard], self.parts()))
 
-    def publish(self, plan: Plan, shard: Shard, table: pa.Table, counts: Progress, seconds: float) -> bool:
-        """Commit the rows of a shard, unless somebody has done so before: then nothing changes, and False.
-
-        Stopped if the output was started over meanwhile; a shard that its run has given up is not published.
-        """
-        if self._is_void(plan, shard):
-            return False
-        name = part_name(plan.run, shard.index)
-        created = self.store.create(name, part_bytes(plan, shard, table, counts))
-        # A plan that overtook us between the look and the link has listed the parts by now, or will still.
-        if created and self._is_void(plan, shard, remove=name):
-            return False
-        if created:
-            mark = {"rows": shard.rows, "errors": counts.error_rows, "seconds": round(seconds, 3)}
-            self._write_mark(plan.run, shard.index, mark | {"counts": dataclasses.asdict(counts)})
-        return created
+    def pieces(self, plan: Plan, shard: Shard, parts: Iterable[str]) -> Mapping[str, Sequence[int]]:
+        """Folder → rows there, by range of the shard; of a published shard of a partitioned output."""
+        self._learn_pieces(plan, {shard.index: folders_by_shard(parts, plan.run).get(shard.index, set())})
+        return self._pieces[plan.run, shard.index]
 
     def part_columns(self, name: str, columns: list[str]) -> pa.Table:
         with self.store.open(name) as file:
             return pq.ParquetFile(file).read(columns=columns)
+
+    # --- publishing
+
+    def publish(self, plan: Plan, shard: Shard, table: pa.Table, counts: Progress, seconds: float) -> bool:
+        """Commit the rows of a shard, unless somebody has done so before: then nothing changes, and False.
+
+        `table` has the columns of `plan.schema`. Stopped if the output was started over meanwhile, or a part that the
+        shard amends is not what it was; a shard that its run has given up is not published.
+        """
+        assert table.num_rows == shard.rows, f"shard {shard.index}: {table.num_rows} rows of {shard.rows}"
+        if self._is_void(plan, shard):
+            return False
+        began = time.monotonic()
+        if shard.amends is not None:
+            created = self._amend(plan, shard, table.drop_columns(list(plan.partition_by)), counts)
+            pieces: Mapping[str, Sequence[int]] = {}
+        else:
+            created, pieces = self._create(plan, shard, table, counts)
+        if created:
+            mark: dict[str, Any] = {"rows": shard.rows, "errors": counts.error_rows, "seconds": round(seconds, 3)}
+            mark |= {"publishing_seconds": round(time.monotonic() - began, 3), "pieces": pieces}
+            self.write_mark(plan.run, shard.index, mark | {"counts": dataclasses.asdict(counts)})
+        return created
+
+    def cut(self, plan: Plan) -> list[Cut]:
+        """Take out the rows that `plan` cuts, once its shards are there; returns what could not be done.
+
+        That is where a part is not what it was when the plan was made. Can be repeated.
+        """
+        self.refuse_if_superseded(plan)
+        return [cut for number, cut in enumerate(plan.cuts) if not self._cut(plan, number, cut)]
 
     # --- the course of a run
 
     def begin(self, plan: Plan) -> None:
         """Everything that must be so before the first new part: no `_SUCCESS`, no void parts, a schema."""
         self.store.remove(SUCCESS)
-        self._refuse_if_superseded(plan)
+        self.refuse_if_superseded(plan)
+        if plan.format == "delta" and plan.fresh:
+            self._delta(plan).clear(plan.run)
         self._remove_void_parts()
-        self._publish_schema(plan.schema)
+        if plan.format == "delta":
+            self._delta(plan).create(plan.run)
+        else:
+            self._publish_schema(plan.part_schema)
 
     def counts(self, plan: Plan) -> Progress:
         """The sum over the published shards of `plan`, from their marks, or their footers where killed."""
-        published = [shard for run, shard in self.parts() if run == plan.run]
-        return reduce(add, (self._shard_counts(plan.run, shard) for shard in published), Progress())
+        missing = {shard.index for shard in self.missing(plan)}
+        published = [shard for shard in plan.shards if shard.index not in missing]
+        marks = self.marks(plan.run, (shard.index for shard in published))
+        parts = self.parts()
+        counts = (
+            counts_from(marks[shard.index]["counts"])
+            if shard.index in marks
+            else self._footer_counts(plan, shard, parts)
+            for shard in published
+        )
+        return reduce(add, counts, Progress())
 
     def finish(self, plan: Plan, summary: dict[str, Any], success: bool) -> None:
         """Close the run: its summary and, if all is well, `_SUCCESS`."""
-        self._refuse_if_superseded(plan)
+        self.refuse_if_superseded(plan)
         self._remove_void_parts()
-        self.store.create(f"{_folder(plan.run)}/summary.json", _json(summary))
+        if plan.format == "delta":
+            self._commit(plan)
+        self.write_summary(plan.run, summary)
         if success:
             self.write_success(plan.run)
 
-    def write_success(self, run: int) -> None:
-        self.store.replace(SUCCESS, f"{run_name(run)}\n".encode())
+    # --- inside: shards
 
-    def has_success(self) -> bool:
-        return self.store.exists(SUCCESS)
+    def _create(
+        self, plan: Plan, shard: Shard, table: pa.Table, counts: Progress
+    ) -> tuple[bool, Mapping[str, Sequence[int]]]:
+        found = pieces_of(table, plan.partition_by)
+        ends = list(accumulate(span.stop - span.start for span in shard.ranges))
+        pieces = {
+            piece.folder: np.diff(np.searchsorted(piece.rows, ends), prepend=0).tolist()
+            for piece in found
+            if plan.partition_by
+        }
+        footer = Footer(plan.run, shard.index, plan.fingerprint, counts, pieces)
+        created = False
+        for piece in found:
+            name = part_name(plan.run, shard.index, piece.folder)
+            if self.store.create(name, part_bytes(piece.table, footer, self.compression)):
+                # A plan that overtook us between the look and the link has listed the parts by now, or will still.
+                if self._is_void(plan, shard, remove=name):
+                    return False, pieces
+                created = True
+        return created, pieces
 
-    # --- inside
+    def _amend(self, plan: Plan, shard: Shard, answers: pa.Table, counts: Progress) -> bool:
+        assert shard.amends is not None
+        name = shard.amends.part
+        try:
+            version = self.store.version(name)
+            table, footer = self._read(name)
+        except FileNotFoundError:
+            raise _changed(self.store, name) from None
+        if _has_taken(footer, plan, shard):
+            return False
+        if version != shard.amends.version:
+            raise _changed(self.store, name)
+        edit = Edit(plan.run, shard.index, counts=counts)
+        changed = dataclasses.replace(footer, fingerprint=plan.fingerprint, edit=edit)
+        data = part_bytes(amended(table, shard.amends.rows, answers), changed, self.compression)
+        if plan.format == "delta":
+            return self.store.create(place_of(plan, shard), data)
+        if self.store.replace_if(name, data, version):
+            return True
+        if _has_taken(self._footer(name), plan, shard):
+            return False
+        raise _changed(self.store, name)
 
-    def _run_folders(self) -> list[int]:
-        return sorted(int(name) for name in self.store.names(RUNS) if RUN.fullmatch(name))
+    def _cut(self, plan: Plan, number: int, cut: Cut) -> bool:
+        amending = next((s for s in plan.shards if s.amends is not None and s.amends.part == cut.part), None)
+        name = cut.part if amending is None else place_of(plan, amending)
+        result = place_of_cut(plan, number)
+        if plan.format == "delta" and self.store.exists(result):
+            return True
+        version = self.store.version(name)
+        if version is None:
+            return False
+        table, footer = self._read(name)
+        edit = footer.edit if footer.edit is not None and footer.edit.run == plan.run else None
+        if edit is not None and edit.cut:
+            return True
+        if version != cut.version and edit is None:
+            return False
+        left = dataclasses.replace(footer, edit=dataclasses.replace(edit or Edit(plan.run), cut=True))
+        data = part_bytes(without(table, cut.rows), left, self.compression)
+        if plan.format == "delta":
+            self.store.create(result, data)
+            return True
+        return self.store.replace_if(name, data, version) or self._cut(plan, number, cut)
 
-    def _superseding(self, plan: Plan) -> int | None:
-        """The later run that started over, if there is one."""
-        later = (run for run in self._run_folders() if run > plan.run)
-        for run in later:
-            if self.store.exists(f"{_folder(run)}/plan.json") and self.plan(run).fresh:
-                return run
-        return None
+    def _read(self, name: str) -> tuple[pa.Table, Footer]:
+        with self.store.open(name) as file:
+            parquet = pq.ParquetFile(file)
+            return parquet.read(), footer_of(parquet.metadata.metadata)
 
-    def _refuse_if_superseded(self, plan: Plan) -> None:
-        run = self._superseding(plan)
-        if run is not None:
-            raise Stopped(
-                f"{self.store.location}: run {run_name(plan.run)} ends here, because run {run_name(run)} "
-                "started over with --fresh; the same command continues that one"
-            )
+    def _footer(self, name: str) -> Footer:
+        with self.store.open(name) as file:
+            return read_footer(file)
+
+    def _footer_counts(self, plan: Plan, shard: Shard, parts: Iterable[str]) -> Progress:
+        if shard.amends is None:
+            folders = folders_by_shard(parts, plan.run)[shard.index]
+            return self._footer(part_name(plan.run, shard.index, min(folders))).counts
+        edit = self._footer(place_of(plan, shard)).edit
+        assert edit is not None, f"{shard.amends.part} was amended, and does not say so"
+        return edit.counts
+
+    def _learn_pieces(self, plan: Plan, folders: Mapping[int, set[str]]) -> None:
+        """What was published of which shard, from marks or, where a run was killed before one, a part's footer."""
+        unknown = [shard for shard in folders if (plan.run, shard) not in self._pieces and folders[shard]]
+        marks = self.marks(plan.run, unknown)
+        for shard in unknown:
+            if shard in marks:
+                self._pieces[plan.run, shard] = marks[shard]["pieces"]
+            else:
+                self._pieces[plan.run, shard] = self._footer(part_name(plan.run, shard, min(folders[shard]))).pieces
+
+    def _find_amended(self, plan: Plan, shards: Sequence[Shard], parts: Mapping[str, Entry]) -> set[int]:
+        """Those whose rows are in the parts that they amend, as marks say or the parts themselves."""
+        if plan.format == "delta":
+            return {shard.index for shard in shards if place_of(plan, shard) in parts}
+        unknown = [s for s in shards if (plan.run, s.index) not in self._amended and not _is_untouched(s, parts)]
+        marks = self.marks(plan.run, (shard.index for shard in unknown))
+        for shard in unknown:
+            if shard.index in marks or self._has_amended(plan, shard):
+                self._amended.add((plan.run, shard.index))
+        return {shard.index for shard in shards if (plan.run, shard.index) in self._amended}
+
+    def _has_amended(self, plan: Plan, shard: Shard) -> bool:
+        assert shard.amends is not None
+        try:
+            return _has_taken(self._footer(shard.amends.part), plan, shard)
+        except FileNotFoundError:
+            return False
+
+    # --- inside: the folder
 
     def _is_void(self, plan: Plan, shard: Shard, remove: str | None = None) -> bool:
-        """Is this part not wanted any more? Then take `remove` away again."""
+        """Is this shard not wanted any more? Then take the part `remove` away again."""
+        later = self.later_plans(plan)
+        superseded = any(other.fresh for other in later)
+        merged = {source for other in later for merge in other.merges for source in merge.sources}
         summary = self.summary(plan.run)
         dropped = summary is not None and shard.index in summary["dropped_shards"]
-        superseded = self._superseding(plan) is not None
-        if (dropped or superseded) and remove is not None:
+        consumed = any(_taken_apart(source)[1:] == (plan.run, shard.index) for source in merged)
+        if (dropped or superseded or consumed) and remove is not None:
             self.store.remove(remove)
         if superseded:
-            self._refuse_if_superseded(plan)
-        return dropped
+            self.refuse_if_superseded(plan)
+        return dropped or consumed
 
     def _remove_void_parts(self) -> None:
         live = self.live_plans()
         if live[0].fresh:
-            for run, shard in sorted(self.parts()):
-                if run < live[0].run:
-                    self.store.remove(part_name(run, shard))
+            for name in self.parts():
+                part = parsed(name)
+                if part is not None and part.run < live[0].run:
+                    self.store.remove(name)
 
     def _publish_schema(self, schema: pa.Schema) -> None:
         """The part without rows; replaced after the old parts are gone where --fresh changed the columns."""
@@ -189,21 +308,84 @@ class Output:
         if not same:
             self.store.replace(SCHEMA_PART, data)
 
-    def _write_mark(self, run: int, shard: int, mark: dict[str, Any]) -> None:
-        self.store.create(f"{_folder(run)}/shards/{shard:06d}.json", _json(mark))
+    # --- inside: Delta
 
-    def _shard_counts(self, run: int, shard: int) -> Progress:
-        try:
-            return counts_from(json.loads(self.store.read(f"{_folder(run)}/shards/{shard:06d}.json"))["counts"])
-        except FileNotFoundError:
-            with self.store.open(part_name(run, shard)) as file:
-                return part_counts(file)
+    def _delta(self, plan: Plan) -> Any:
+        from pipeline.output.delta import DeltaLog
+
+        return DeltaLog(self.store.location, plan.schema, plan.partition_by)
+
+    def _commit(self, plan: Plan) -> None:
+        """Everything that `plan` published, and nothing that it replaced, as one transaction."""
+        from pipeline.output.delta import AddedPart, RemovedPart
+
+        log = self._delta(plan)
+        if log.committed(plan.run):
+            return
+        parts = self.parts()
+        gone = superseded_by(plan)
+        own = [name for name in parts if _run_of(name) == plan.run and name not in gone]
+        added = [
+            AddedPart(name, parts[name].size, self._rows(name), _partition(name), int(time.time() * 1000))
+            for name in own
+        ]
+        removed = [
+            RemovedPart(name, parts[name].size, _partition(name))
+            for name in sorted(gone)
+            if name in parts and _run_of(name) != plan.run
+        ]
+        log.commit(plan.run, added, removed, fresh=plan.fresh)
+
+    def _rows(self, name: str) -> int:
+        with self.store.open(name) as file:
+            return int(pq.read_metadata(file).num_rows)
+
+
+def place_of(plan: Plan, shard: Shard) -> str:
+    """The part that holds a shard's rows where it amends one: that one, or in a Delta table a new one beside it."""
+    assert shard.amends is not None
+    if plan.format != "delta":
+        return shard.amends.part
+    return part_name(plan.run, shard.index, _folder(shard.amends.part))
+
+
+def place_of_cut(plan: Plan, number: int) -> str:
+    """The part that is left by a plan's cut: the same one, or in a Delta table a new one beside it."""
+    part = plan.cuts[number].part
+    return part if plan.format != "delta" else part_name(plan.run, len(plan.shards) + number, _folder(part))
+
+
+def place_of_merge(plan: Plan, number: int) -> str:
+    """The part that a plan's merge makes."""
+    return part_name(plan.run, number, _folder(plan.merges[number].sources[0]))
+
+
+def superseded_by(plan: Plan) -> set[str]:
+    """The parts that are no more, or no more read, when `plan` is done."""
+    names = {source for merge in plan.merges for source in merge.sources}
+    if plan.format == "delta":
+        amended_parts = {shard.amends.part: shard for shard in plan.shards if shard.amends is not None}
+        names |= set(amended_parts)
+        for cut in plan.cuts:
+            names.add(cut.part)
+            if cut.part in amended_parts:
+                names.add(place_of(plan, amended_parts[cut.part]))
+    return names
+
+
+def folders_by_shard(parts: Iterable[str], run: int) -> dict[int, set[str]]:
+    """The folders in which shards of `run` have parts."""
+    folders: dict[int, set[str]] = {}
+    for part in map(parsed, parts):
+        if part is not None and part.run == run:
+            folders.setdefault(part.shard, set()).add(part.folder)
+    return folders
 
 
 def refuse_unplanned_parts(output: Output) -> None:
     """OutputError if there are parts whose plan is gone: nobody knows what they hold."""
     planned = set(output.runs())
-    unknown = sorted(run for run, _ in output.parts() if run not in planned)
+    unknown = sorted(part.run for part in map(parsed, output.parts()) if part is not None and part.run not in planned)
     if unknown:
         raise OutputError(
             f"output.path: {output.store.location} holds parts of run {run_name(unknown[0])} but not its plan "
@@ -212,12 +394,8 @@ def refuse_unplanned_parts(output: Output) -> None:
 
 
 def refuse_foreign_files(output: Output) -> None:
-    """OutputError if readers would meet anything that is not a part: pandas reads every visible name.
-
-    Folders of partition values (`key=value`) are ours.
-    """
-    visible = (name for name in output.store.names() if not name.startswith(("_", ".")))
-    foreign = [name for name in visible if name != SCHEMA_PART and not PART.fullmatch(name) and "=" not in name]
+    """OutputError if readers would meet anything that is not a part: pandas reads every visible name."""
+    foreign = [name for name in output.store.visible() if name != SCHEMA_PART and parsed(name) is None]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise OutputError(
@@ -226,14 +404,38 @@ def refuse_foreign_files(output: Output) -> None:
         )
 
 
-def published(plan: Plan, parts: set[tuple[int, int]]) -> list[Shard]:
-    """The shards of `plan` that are among `parts`."""
-    return [shard for shard in plan.shards if (plan.run, shard.index) in parts]
+def _folder(name: str) -> str:
+    return _taken_apart(name).folder
 
 
-def _folder(run: int) -> str:
-    return f"{RUNS}/{run_name(run)}"
+def _run_of(name: str) -> int:
+    return _taken_apart(name).run
 
 
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1).encode()
+def _partition(name: str) -> Mapping[str, str | None]:
+    return partition_values(_folder(name))
+
+
+def _taken_apart(name: str) -> PartName:
+    part = parsed(name)
+    assert part is not None, f"{name} is no part"
+    return part
+
+
+def _is_untouched(shard: Shard, parts: Mapping[str, Entry]) -> bool:
+    """Is the part that it amends as it was when the plan was made?"""
+    assert shard.amends is not None
+    entry = parts.get(shard.amends.part)
+    return entry is not None and entry.version == shard.amends.version
+
+
+def _has_taken(footer: Footer, plan: Plan, shard: Shard) -> bool:
+    edit = footer.edit
+    return edit is not None and (edit.run, edit.shard) == (plan.run, shard.index)
+
+
+def _changed(store: Store, name: str) -> Stopped:
+    return Stopped(
+        f"{store.location}: {name} is not what it was when the run was planned; run the same command again to plan "
+        "its rows anew"
+    )

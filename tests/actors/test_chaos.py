@@ -18,7 +18,7 @@ from tests.actors.growing import standing_groups, wait_until
 from tests.actors.tiny_job import alone, answers, nearly, tiny_job
 from tests.models import tiny_folder
 
-ROWS, TOKENS = 40, 96
+ROWS, TOKENS = 40, 48
 DEADLINE = 240.0  # seconds a run may take, whatever is killed: an undisturbed one takes 20 to 40, most of it imports
 VICTIMS = ("Draft", "Draft", "Target", "Replica", "draft node", "target node")
 RUNS = 30

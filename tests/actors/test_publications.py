@@ -11,7 +11,6 @@ from actors.report import Publication
 from jobs.run import execute
 from pipeline.answering import Answerer, Report
 from pipeline.output.plan import Shard
-from pipeline.output.store import open_store
 from pipeline.stats import Progress
 from pipeline.work import JobWork
 from tests.stub_engine import ByteTokenizer, StubEngine, job, local, stub_models, write_stories
@@ -22,7 +21,7 @@ class Noting:
 
     def run(self, work: JobWork, shards: list[Shard], report: Report) -> None:
         local().run(work, shards[:1], report)
-        self.publications = Publications(open_store(work.config.output.path))
+        self.publications = Publications.of(work.config.output)
         prompters = work.prompters(ByteTokenizer())  # type: ignore[arg-type]
         answerer = Answerer(work.config, work.plan, work.corpus(), prompters, StubEngine(), self.publications)
         answerer.run(shards, report)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import json
+import random
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -172,6 +174,39 @@ def test_a_long_file_is_read_in_small_batches(tmp_path: Path) -> None:
     sizes = [len(batch.documents) for batch in corpus.read([RowRange(0, 0, 300)])]
     assert sum(sizes) == 300
     assert max(sizes) < 100
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.csv"])
+def test_scattered_ranges_give_what_each_gives_alone_and_close_ones_enter_the_file_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = pd.DataFrame({"id": [f"i{n}" for n in range(6000)], "text": [f"text {n}" for n in range(6000)]})
+    path = tmp_path / name
+    if name == "a.parquet":
+        frame.to_parquet(path, row_group_size=700)
+    elif name == "a.jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False)
+    corpus = open_corpus(tmp_path, id="id")
+    index = corpus.count_rows(0)
+    entered: list[int] = []
+    reader = Corpus._reader
+    monkeypatch.setattr(Corpus, "_reader", lambda self, file: entered.append(1) or reader(self, file))
+    rng = random.Random(1)
+    for _ in range(30):
+        spans = []
+        for _ in range(rng.randint(1, 6)):
+            start = rng.randrange(6000)
+            spans.append((start, min(start + rng.choice([1, 3, 700]), 6005)))
+        ranges = [index.range(0, *span) for span in spans]
+        found = [d.id for batch in corpus.read(ranges) for d in batch.documents if d.error is None]
+        assert found == [f"i{n}" for start, stop in spans for n in range(start, min(stop, 6000))]
+        count = sum(len(batch.documents) for batch in corpus.read(ranges))
+        assert count == sum(stop - start for start, stop in spans), "rows past the end are error rows"
+    entered.clear()
+    list(corpus.read([index.range(0, n, n + 1) for n in range(100, 4000, 50)]))
+    assert len(entered) == 1
 
 
 def test_a_store_is_read_like_a_folder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.corpus.lines import opened
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.errors import CorpusError, OutputError, StoreError
-from pipeline.output.coverage import same_content
+from pipeline.output.ledger import same_content
 from pipeline.remote import files
 from tests.corpus.reading import read_corpus, texts
 from tests.s3.bucket import Bucket

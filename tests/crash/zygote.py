@@ -1,7 +1,8 @@
 """Starts drivers that can be killed for real, without paying for imports each time.
 
 A process that has imported everything and forks a driver per request. Requests and replies are lines of JSON:
-`{"folder", "die_at", "fresh", "seconds"}` → `{"pid"}`, and `{"wait": pid}` → `{"code"}` (negative: a signal).
+`{"folder", "die_at", "seconds", "job", …}` → `{"pid"}`, and `{"wait": pid}` → `{"code"}` (negative: a signal). What
+else a request holds are options of a run; `job` is what the job has other than usual; with `compact` parts are merged.
 With `die_at` k a driver kills itself with SIGKILL right before its k-th call that changes the file system; how
 many there were is left in `folder`/calls.
 """
@@ -43,19 +44,16 @@ class Zygote:
         self.process.stdin.close()
         self.process.wait()
 
-    def start(
-        self, folder: Path, die_at: int = 0, fresh: bool = False, seconds: float = 0.0
-    ) -> int:
+    def start(self, folder: Path, die_at: int = 0, seconds: float = 0.0, **options: Any) -> int:
         """The pid of a new driver."""
-        request = {"folder": str(folder), "die_at": die_at, "fresh": fresh, "seconds": seconds}
-        return int(self._ask(request)["pid"])
+        return int(self._ask({"folder": str(folder), "die_at": die_at, "seconds": seconds, **options})["pid"])
 
     def wait(self, pid: int) -> int:
         """Its exit code; minus the signal that killed it."""
         return int(self._ask({"wait": pid})["code"])
 
-    def run(self, folder: Path, die_at: int = 0, fresh: bool = False, seconds: float = 0.0) -> int:
-        return self.wait(self.start(folder, die_at, fresh, seconds))
+    def run(self, folder: Path, die_at: int = 0, seconds: float = 0.0, **options: Any) -> int:
+        return self.wait(self.start(folder, die_at, seconds, **options))
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -67,7 +65,8 @@ class Zygote:
 
 def serve() -> None:
     """The zygote's side: single-threaded, so that forking is safe."""
-    from jobs.run import execute  # noqa: F401  paid for once
+    from jobs.compact import compact_output  # noqa: F401  paid for once
+    from jobs.run import execute  # noqa: F401
     from tests.stub_engine import StubEngine  # noqa: F401
 
     for line in sys.stdin:
@@ -85,18 +84,23 @@ def serve() -> None:
 
 def drive(request: dict[str, Any]) -> int:
     """One run of the command, as a process of its own."""
+    from jobs.compact import compact_output
     from jobs.run import execute
     from pipeline.errors import NightdeskError
     from tests.stub_engine import StubEngine, job, local, stub_models
 
-    folder = Path(request["folder"])
+    folder = Path(request.pop("folder"))
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    calls = count_changes(request["die_at"])
-    engine = StubEngine(seconds=request["seconds"])
+    calls = count_changes(request.pop("die_at"))
+    engine = StubEngine(seconds=request.pop("seconds"))
+    config = job(folder, **request.pop("job", {}))
     try:
-        code = execute(job(folder), fresh=request["fresh"], executor=local(engine), models=stub_models())
+        if request.pop("compact", False):
+            code = compact_output(config.output.path, 1)
+        else:
+            code = execute(config, executor=local(engine), models=stub_models(), **request)
     except NightdeskError as error:
         print(error, file=sys.stderr)
         code = error.exit_code

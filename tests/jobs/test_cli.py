@@ -70,9 +70,12 @@ def test_run_ends_with_what_the_run_says(
     run_calls(monkeypatch, execute)
     assert cli.main(["run", job, "--set", "seed=3", "--set", "tasks.0.top_k=2", "--limit", "7", "--fresh"]) == code
     config, options = seen[0]
-    assert (config.seed, config.tasks[0].top_k, options) == (3, 2, {"limit": 7, "fresh": True})
+    usual = {"limit": None, "fresh": False, "reanswer": False, "retry_failed": False, "allow_deletions": False}
+    assert (config.seed, config.tasks[0].top_k, options) == (3, 2, usual | {"limit": 7, "fresh": True})
     assert cli.main(["run", job]) == code
-    assert seen[1][1] == {"limit": None, "fresh": False}
+    assert seen[1][1] == usual
+    assert cli.main(["run", job, "--reanswer", "--retry-failed", "--allow-deletions"]) == code
+    assert seen[2][1] == usual | {"reanswer": True, "retry_failed": True, "allow_deletions": True}
     assert capsys.readouterr() == ("", "")
 
 
@@ -84,8 +87,8 @@ def test_run_ends_with_what_the_run_says(
         ([], "Missing command"),
         (["run"], "Missing argument 'CONFIG'"),
         (["run", "x.yaml", "y.yaml"], "unexpected extra argument"),
-        (["run", "x.yaml", "--reanswer"], "No such option: --reanswer"),
-        (["run", "x.yaml", "--allow-deletions"], "No such option: --allow-deletions"),
+        (["run", "x.yaml", "--reanswer", "--fresh"], "--reanswer"),
+        (["compact", "out", "--target", "0"], "'--target'"),
         (["run", "x.yaml", "--limit", "0"], "'--limit'"),
         (["run", "x.yaml", "--limit", "ten"], "'--limit'"),
         (["run", "x.yaml", "--set"], "--set"),

@@ -27,6 +27,7 @@ from tests.stub_engine import (
     PROMPT,
     ByteTokenizer,
     StubEngine,
+    answer_to,
     answers,
     expected,
     job,
@@ -227,30 +228,50 @@ def test_a_file_that_was_only_touched_is_no_work(tmp_path: Path) -> None:
     assert success(tmp_path) == "000001"
 
 
-def test_a_changed_document_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_changed_document_takes_the_place_of_what_it_was(tmp_path: Path) -> None:
     write_stories(tmp_path, "a.parquet", 0, 6)
     run(job(tmp_path))
     write_stories(tmp_path, "a.parquet", 0, 8, n3="a correction")
-    with pytest.raises(OutputError, match=r"a\.parquet.*00003 \(changed\).*--fresh"):
-        run(job(tmp_path))
-    assert plans(tmp_path) == ["000001"]
-    assert success(tmp_path) == "000001"
+    engine = StubEngine()
+    assert run(job(tmp_path), engine) == 0
+    assert sorted(engine.prompts) == ["Say: a correction", "Say: story 6", "Say: story 7"]
+    assert answers(tmp_path) == expected((0, 8)) | {"00003": answer_to("Say: a correction")}
+    first = pd.read_parquet(tmp_path / "out/part-000001-000000.parquet")
+    assert list(first["doc_id"]) == ["00000", "00001", "00002", "00003"], "in its part, at its place"
+    assert plan_of(tmp_path, "000002")["salt"] == 1
+    assert summary_of(tmp_path, "000002")["replaced_rows"] == 1
+    assert success(tmp_path) == "000002"
+    assert run(job(tmp_path), StubEngine()) == 0
+    assert plans(tmp_path) == ["000001", "000002"]
 
 
-def test_a_deleted_document_is_refused_by_name(tmp_path: Path) -> None:
-    write_stories(tmp_path, "a.parquet", 0, 6)
+def test_a_deleted_document_loses_its_row(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 20)
     run(job(tmp_path))
-    write_stories(tmp_path, "a.parquet", 1, 6)
-    with pytest.raises(OutputError, match=r"a\.parquet.*00000 \(deleted\)"):
-        run(job(tmp_path))
+    write_stories(tmp_path, "a.parquet", 1, 20)
+    engine = StubEngine()
+    assert run(job(tmp_path), engine) == 0
+    assert engine.prompts == []
+    assert answers(tmp_path) == expected((1, 20))
+    assert summary_of(tmp_path, "000002")["removed_rows"] == 1
+    assert run(job(tmp_path), engine) == 0
+    assert plans(tmp_path) == ["000001", "000002"]
 
 
-def test_a_deleted_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_more_deletions_than_a_tenth_are_refused_unless_they_are_allowed(tmp_path: Path) -> None:
     write_stories(tmp_path, "a.parquet", 0, 6)
     write_stories(tmp_path, "b.parquet", 6, 8)
     run(job(tmp_path))
     (tmp_path / "in/a.parquet").unlink()
-    with pytest.raises(OutputError, match=r"a\.parquet with 6 answered documents"):
+    with pytest.raises(OutputError, match=r"6 of 8 .*00000, .* and 3 more.*--allow-deletions"):
+        run(job(tmp_path))
+    assert answers(tmp_path) == expected((0, 8))
+    assert success(tmp_path) == "000001"
+    assert run(job(tmp_path), allow_deletions=True) == 0
+    assert answers(tmp_path) == expected((6, 8))
+    assert run(job(tmp_path)) == 0
+    (tmp_path / "in/b.parquet").unlink()
+    with pytest.raises(OutputError, match="--allow-deletions"):
         run(job(tmp_path))
 
 

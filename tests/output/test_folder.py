@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import OutputError, Stopped
-from pipeline.output.folder import SCHEMA_PART, Output, part_name, refuse_unplanned_parts
+from pipeline.output.folder import Output, refuse_unplanned_parts
 from pipeline.output.local_store import LocalStore
+from pipeline.output.names import SCHEMA_PART, part_name
 from pipeline.output.plan import Plan, Shard
 from pipeline.stats import Progress
 from tests.output.test_plan import plan
@@ -68,7 +69,7 @@ def test_a_part_with_a_missing_row_is_not_published(output: Output) -> None:
     shard = one.shards[0]
     with pytest.raises(AssertionError, match="3 rows of 4"):
         output.publish(one, shard, rows(one, shard).slice(0, 3), Progress(), 1.0)
-    assert output.parts() == set()
+    assert output.parts() == {}
 
 
 def test_an_error_first_in_the_second_part_and_a_null_column_in_the_first_are_read(output: Output) -> None:
@@ -125,7 +126,7 @@ def test_a_fresh_start_removes_old_parts_and_takes_its_own_schema(output: Output
     schema = old.schema.remove(3)
     fresh = output.create_plan(dataclasses.replace(plan(run=2, fresh=True), schema=schema))
     output.begin(fresh)
-    assert output.parts() == set()
+    assert output.parts() == {}
     assert "tags" not in read_schema(output).names
     assert [p.run for p in output.live_plans()] == [2]
     assert output.highest_run() == 2
@@ -174,7 +175,7 @@ def test_a_zombie_that_is_overtaken_while_it_publishes_takes_its_part_back(tmp_p
     old = output.create_plan(plan())
     with pytest.raises(Stopped, match="--fresh"):
         publish(output, old, 0)
-    assert output.parts() == set()
+    assert output.parts() == {}
 
 
 def test_a_shard_that_its_run_has_given_up_is_not_published_by_a_straggler(output: Output) -> None:
@@ -182,7 +183,7 @@ def test_a_shard_that_its_run_has_given_up_is_not_published_by_a_straggler(outpu
     publish(output, one, 0)
     output.finish(one, DONE | {"dropped_shards": [1]}, success=False)
     assert not publish(output, one, 1)
-    assert output.parts() == {(1, 0)}
+    assert set(output.parts()) == {part_name(1, 0)}
 
 
 def test_a_straggler_in_a_finished_run_leaves_published_parts_alone(output: Output) -> None:
