@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -428,19 +428,12 @@ def _among(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def _is_local(path: str | Iterable[str]) -> bool:
-    return all("://" not in p for p in ([path] if isinstance(path, str) else path))
-
-
 WITHHELD = (
-    Withheld("input.path", "remote storage is", "use a local path", _is_local),
     Withheld("input.format", "WARC input is", "use another format", lambda format: format != "warc"),
     Withheld("input.encoding", "another encoding is", "use auto or utf-8", _among("auto", "utf-8")),
     Withheld("input.where", "row filters are"),
     Withheld("input.since", "date windows are"),
     Withheld("input.date_column", "date windows are"),
-    Withheld("output.path", "remote storage is", "use a local path", _is_local),
-    Withheld("output.single_writer", "remote storage is"),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),

@@ -413,14 +413,10 @@ class TestPrompts:
 
 
 WITHHELD = [
-    ("input.path", "s3://bucket/x", "use a local path"),
-    ("input.path", ["/a", "gs://bucket/x"], "use a local path"),
     ("input.format", "warc", "WARC"),
     ("input.encoding", "cp1252", "use auto or utf-8"),
     ("input.where", "source == 'wire'", "row filters"),
     ("input.date_column", "day", "date windows"),
-    ("output.path", "s3://bucket/x", "use a local path"),
-    ("output.single_writer", True, "remove the key"),
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
     ("tasks.0.long", "chunk", "use truncate or error"),
@@ -463,7 +459,8 @@ class TestKeysWithoutTheirFeature:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("input.encoding", "UTF8"), ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
+        [("input.path", "s3://bucket/in/*.jsonl"), ("output.path", "s3://bucket/out"), ("output.single_writer", True),
+         ("input.path", ["/a", "gs://bucket/x"]), ("input.encoding", "UTF8"), ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
          ("tasks.0.top_p", 0.8), ("tasks.0.top_k", 5), ("tasks.0.temperature", 1), ("tasks.0.long", "error"),
          ("draft", {"model": "m", "sampling": "greedy"}), ("draft", {"model": "m", "sampling": "sample"}),
          ("draft", {"model": "m", "accelerator": "T4"}), ("draft", {"model": "m", "label_selector": {"a": "!b"}}),
