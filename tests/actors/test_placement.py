@@ -363,5 +363,5 @@ def test_a_way_is_found_if_there_is_one(
 
 
 def test_what_no_cluster_can_offer_is_not_waited_for() -> None:
-    with pytest.raises(ConfigError, match="colocated is one process, and target.gpus asks for 8 ranks"):
+    with pytest.raises(ConfigError, match=r"colocated is one process, and target\.gpus asks for 8 ranks"):
         demand(job(gpus=8, placement="colocated"))
