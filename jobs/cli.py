@@ -24,6 +24,7 @@ from typer.exceptions import TyperException
 
 from pipeline.config import load_config
 from pipeline.errors import ConfigError, NightdeskError
+from pipeline.remote.secrets import scrub
 
 INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
@@ -214,7 +215,7 @@ def _named(error: Exception) -> NightdeskError | None:
 
 def _fail(error: BaseException, message: str, code: int) -> int:
     if _debugging():
-        traceback.print_exception(error)
+        print(_trace(error), file=sys.stderr, end="")
     print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
     return code
 
@@ -224,7 +225,7 @@ def _debugging() -> bool:
 
 
 def _internal(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = scrub((str(error).strip().splitlines() or [""])[0])
     summary = f"internal error: {type(error).__name__}: {first}"
     return summary if _debugging() else f"{summary} (traceback in {_write_log(error)})"
 
@@ -234,5 +235,10 @@ def _write_log(error: Exception) -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        log.write("".join(traceback.format_exception(error)))
+        log.write(_trace(error))
     return log.name
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback, without what exceptions of other packages may quote of credentials."""
+    return scrub("".join(traceback.format_exception(error)))

@@ -12,13 +12,14 @@ import pytest
 from actors.executor import RayExecutor
 from jobs.run import execute
 from pipeline.config import JobConfig
+from pipeline.errors import NightdeskError
 from tests.actors.chaos import Chaos, stormy_nodes
-from tests.actors.gpu_nodes import DRAFT, TARGET, seated
+from tests.actors.gpu_nodes import DRAFT, TARGET, seated, state_of_cluster
 from tests.actors.growing import standing_groups, wait_until
 from tests.actors.tiny_job import alone, answers, nearly, tiny_job
 from tests.models import tiny_folder
 
-ROWS, TOKENS = 40, 48
+ROWS, TOKENS = 40, 24
 DEADLINE = 240.0  # seconds a run may take, whatever is killed: an undisturbed one takes 20 to 40, most of it imports
 VICTIMS = ("Draft", "Draft", "Target", "Replica", "draft node", "target node")
 RUNS = 30
@@ -40,7 +41,11 @@ def survive(config: JobConfig, chaos: Chaos, expected: dict[str, str]) -> float:
     """Run the job in it, and check all that is promised; the seconds that it took."""
     began = time.monotonic()
     with chaos.raging():
-        assert execute(config, executor=RayExecutor(config)) == 0
+        try:
+            assert execute(config, executor=RayExecutor(config)) == 0
+        except NightdeskError:
+            print(f"struck {chaos.struck}; {state_of_cluster()}")
+            raise
     taken = time.monotonic() - began
     assert taken < DEADLINE
     assert answers(config) == expected
