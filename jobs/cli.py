@@ -100,11 +100,20 @@ def check(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Say where workers would sit on the cluster at RAY_ADDRESS, or here.")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Everything but the models, without a network; says what it left out.")
+    ] = False,
 ) -> Work:
     """Validate a job without running it, and say what a run would do."""
 
     def work() -> int:
+        if offline and (timed or cluster):
+            raise ConfigError(f"--offline: {'--time' if timed else '--cluster'} needs what it leaves out; give one")
         job = load_config(config, overrides or ())
+        if offline:
+            from jobs.offline import check_offline
+
+            return check_offline(job, as_json=json)
         from jobs.check import check_job
 
         return check_job(job, as_json=json, timed=timed, cluster=cluster)
