@@ -494,7 +494,7 @@ class TestKeysWithoutTheirFeature:
     @pytest.mark.parametrize(
         ("key", "value"),
         [("input.path", "s3://bucket/in/*.jsonl"), ("output.path", "s3://bucket/out"), ("output.single_writer", True),
-         ("input.path", ["/a", "gs://bucket/x"]), ("input.encoding", "UTF8"),
+         ("input.encoding", "UTF8"),
          ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
          ("tasks.0.top_p", 0.8), ("tasks.0.top_k", 5), ("tasks.0.temperature", 1), ("tasks.0.long", "error"),
          ("draft", {"model": "m", "sampling": "greedy"}), ("draft", {"model": "m", "sampling": "sample"}),
