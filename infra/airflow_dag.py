@@ -1,14 +1,14 @@
 """nightdesk as an Airflow DAG: one task that submits the night's run to a Ray cluster and follows it.
 
-Copy it into the DAGs folder (Airflow 2.9 or newer, or 3). It imports Airflow only: nightdesk has a folder and an
-environment of its own on the worker, and is called as a command.
+Copy it into the DAGs folder (Airflow 2.9 or newer, or 3; Python 3.11). It imports Airflow only: nightdesk has a folder
+and an environment of its own on the worker, and is called as a command.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from airflow.decorators import dag, task
 from airflow.exceptions import AirflowException, AirflowFailException
@@ -49,7 +49,7 @@ def judge(code: int) -> None:
 @dag(
     dag_id="nightdesk",
     schedule="0 21 * * *",  # UTC
-    start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,  # one run answers all that is new, however many nights were missed
     max_active_runs=1,
     dagrun_timeout=NIGHT,
