@@ -7,6 +7,7 @@ and `--help` start without torch and ray. Exit codes: 0 all committed, 1 a bug, 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -22,8 +23,10 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from pipeline import events
 from pipeline.config import load_config
 from pipeline.errors import ConfigError, NightdeskError
+from pipeline.remote.secrets import scrub
 
 INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
@@ -156,7 +159,7 @@ def schema() -> Work:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; every failure is one line on standard error."""
-    with _sigterm_interrupts():
+    with _sigterm_interrupts(), events.written():
         try:
             return _work(args)()
         except KeyboardInterrupt as stop:
@@ -204,9 +207,14 @@ def _named(error: Exception) -> NightdeskError | None:
 
 
 def _fail(error: BaseException, message: str, code: int) -> int:
+    line = scrub(" ".join(message.split()))
+    if events.are_json():
+        trace = {"traceback": "".join(traceback.format_exception(error))} if _debugging() else {}
+        events.tell("failed", line, logging.ERROR, exit_code=code, **trace)
+        return code
     if _debugging():
         traceback.print_exception(error)
-    print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
+    print(f"nightdesk: {line}", file=sys.stderr)
     return code
 
 

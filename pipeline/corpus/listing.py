@@ -81,7 +81,7 @@ def list_files(input: ListedInput) -> list[InputFile]:
     files = {entry.path: _describe(entry, root, input.format) for entry in found}
     listed = sorted((file for file in files.values() if file), key=lambda file: file.path)
     if not listed:
-        _LOG.warning("%s: no input files", ", ".join(input.paths))
+        _LOG.warning("%s: no input files", ", ".join(input.paths), extra={"event": "input_skipped"})
     return listed
 
 
@@ -174,7 +174,7 @@ def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
         return None
     size, etag = _identity(entry)
     if size == 0:
-        _LOG.warning("%s is empty", entry.path)
+        _LOG.warning("%s is empty", entry.path, extra={"event": "input_skipped"})
     local = isinstance(entry.filesystem, LocalFileSystem)
     path = entry.path if local else entry.filesystem.unstrip_protocol(entry.path)
     return InputFile(path, entry.path[len(root) :].lstrip("/"), size, etag, chosen)
@@ -193,7 +193,7 @@ def _choose(entry: _Found, format: str) -> str | None:
             f"also with {' or '.join(_COMPRESSIONS)}); set input.format"
         )
     reason = "its extension is not known" if format == "auto" else f"not {format} by its name; use a glob to read it"
-    _LOG.warning("%s skipped: %s", entry.path, reason)
+    _LOG.warning("%s skipped: %s", entry.path, reason, extra={"event": "input_skipped"})
     return None
 
 
