@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -104,7 +104,7 @@ class ProgressLine:
             print(self.line(), file=self._stream, flush=True)
         self._printed, self._printed_at = self.total, self._clock()
 
-    def _numbers(self) -> dict[str, float | int | None]:
+    def _numbers(self) -> dict[str, Any]:
         tokens, left = self._rate_and_left()
         return {
             "rows_done": self.total.rows_done,

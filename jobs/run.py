@@ -6,6 +6,7 @@ Decides what is to be done and closes what was done; how answers come about is t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
-from pipeline.errors import OutputError, Stopped
+from pipeline.errors import NightdeskError, OutputError, Stopped
 from pipeline.fingerprint import answer_values, digest
 from pipeline.output.claim import Claim
 from pipeline.output.compaction import merge
@@ -60,6 +61,31 @@ class Models:
     context: int
 
 
+def accounted(execute: Callable[..., int]) -> Callable[..., int]:
+    """On a cluster, metrics tell when a job ended, and how."""
+
+    @functools.wraps(execute)
+    def executed(config: JobConfig, *, executor: Executor | None = None, **options: Any) -> int:
+        code = 1
+        try:
+            code = execute(config, executor=executor, **options)
+            return code
+        except NightdeskError as failure:
+            code = failure.exit_code
+            raise
+        except KeyboardInterrupt:
+            code = Stopped.exit_code
+            raise
+        finally:
+            if executor is None:
+                from actors.telemetry import tell_outcome
+
+                tell_outcome(config.name, code)
+
+    return executed
+
+
+@accounted
 def execute(
     config: JobConfig,
     *,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Self, TextIO
 
 import orjson
@@ -42,7 +43,7 @@ KINDS = (
     Kind("run_continued", "An open plan is continued: how many of its rows are there already."),
     Kind("run_restarted", "--fresh: the rows that are there will be removed."),
     Kind("progress", "How far the run is; every few seconds while something changes.", shown=False),
-    Kind("shard_published", "A shard is published: its rows, its error rows, and how long publishing took.", shown=False),
+    Kind("shard_published", "A shard is published: its rows, its error rows, and how long publishing took.", False),
     Kind("shards_dropped", "Shards were given up because their input or their parts changed; they are planned anew."),
     Kind("run_closed", "All that was planned is done: rows, error rows, tokens, and how long it took.", shown=False),
     Kind("failed", "The last line of a command that failed: why, and the exit code."),
@@ -65,7 +66,7 @@ KINDS = (
 )
 BY_NAME = {kind.name: kind for kind in KINDS}
 
-_AROUND: ContextVar[Mapping[str, Any]] = ContextVar("events", default={})
+_AROUND: ContextVar[Mapping[str, Any]] = ContextVar("events", default=MappingProxyType({}))
 _process: dict[str, Any] = {}  # known of everything that this process says
 _handler: Lines | None = None
 

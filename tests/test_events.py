@@ -145,10 +145,9 @@ def test_as_text_an_event_is_its_message(capsys: pytest.CaptureFixture[str], mon
 
 
 def test_progress_is_an_event(capsys: pytest.CaptureFixture[str], as_json: None) -> None:
-    with events.written():
-        with ProgressLine(interval=0.0) as line:
-            line.report(Progress(rows_total=5))
-            line.report(Progress(rows_done=2, error_rows=1, new_tokens=30, steps=10, drafted=20, accepted=15))
+    with events.written(), ProgressLine(interval=0.0) as line:
+        line.report(Progress(rows_total=5))
+        line.report(Progress(rows_done=2, error_rows=1, new_tokens=30, steps=10, drafted=20, accepted=15))
     first, last = lines(capsys)
     assert first["rows_total"] == 5
     assert (last["event"], last["rows_done"], last["error_rows"], last["new_tokens"]) == ("progress", 2, 1, 30)
