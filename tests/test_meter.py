@@ -35,9 +35,15 @@ def test_two_at_work_at_the_same_time_are_busy_once(clock: Clock) -> None:
 
 def test_work_that_fails_was_work(clock: Clock) -> None:
     meter = Meter(clock)
-    with pytest.raises(KeyError), meter.step(), meter.draft.at_work():
-        clock.now += 3
-        raise KeyError
+
+
+    def fail() -> None:
+        with meter.step(), meter.draft.at_work():
+            clock.now += 3
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert meter.vitals().draft_seconds == 3.0
     assert sum(meter.vitals().steps) == 1
 
