@@ -36,6 +36,7 @@ VITALS = {  # of `Vitals`
     "nightdesk_draft_busy_seconds_total": "draft_seconds",
     "nightdesk_batch_halvings_total": "halvings",
 }
+REFRESH_SECONDS = 1.0  # Ray passes a gauge on once, and forgets it after two of its reporting intervals, 1 s or more
 QUEUES = {
     "nightdesk_sequences_running": "running",
     "nightdesk_requests_waiting": "waiting",
@@ -68,12 +69,15 @@ class Telemetry:
         self.tags = {"job_name": job, "run": run}
         self.progress = Progress()  # of this attempt
         self._done_before = 0  # rows
+        self._clock = clock
+        self._gauges: dict[tuple[str, ...], tuple[float, dict[str, str]]] = {}  # by metric and its other tags
+        self._refreshed = clock()
         self._told: dict[tuple[str, ...], float] = {}  # by metric and replica and whatever else
         self._lost: Counter[Worker] = Counter()
         self._replaced: Counter[Worker] = Counter()
         self._drafts = 0
         self._set("nightdesk_run_active", 1)
-        self._set("nightdesk_run_start_timestamp_seconds", clock())
+        self._set("nightdesk_run_start_timestamp_seconds", self._refreshed)
         self._set("nightdesk_run_error_limit_ratio", error_limit)
         if deadline is not None:
             self._set("nightdesk_run_deadline_timestamp_seconds", deadline)
@@ -128,6 +132,7 @@ class Telemetry:
             self.replaced(Worker.DRAFT)
         self._drafts = drafts
         self._tell_progress()
+        self._refresh()
 
     def hired(self) -> None:
         """A replica was."""
@@ -148,8 +153,9 @@ class Telemetry:
         """It is: whoever has its name next begins at nothing."""
         name = label(replica)
         for metric in QUEUES:
-            if (metric, name) in self._told:
+            if (metric, name) in self._gauges:
                 self._set(metric, 0, replica=name)
+                del self._gauges[metric, name]
         self._told = {key: value for key, value in self._told.items() if key[1:2] != (name,)}
 
     def ended(self) -> None:
@@ -165,11 +171,18 @@ class Telemetry:
         self._set("nightdesk_run_error_rows", self.progress.error_rows)
 
     def _set(self, metric: str, value: float, **more: str) -> None:
-        """Told when it changes: Ray goes on saying what it was told last."""
-        key = (metric, *more.values())
-        if self._told.get(key) != value:
-            self._told[key] = value
-            self.export.set(metric, value, {**self.tags, **more})
+        """Told when it changes, and then now and then."""
+        key, tags = (metric, *more.values()), {**self.tags, **more}
+        if self._gauges.get(key) != (value, tags):
+            self._gauges[key] = value, tags
+            self.export.set(metric, value, tags)
+
+    def _refresh(self) -> None:
+        now = self._clock()
+        if abs(now - self._refreshed) >= REFRESH_SECONDS:
+            self._refreshed = now
+            for (metric, *_), (value, tags) in self._gauges.items():
+                self.export.set(metric, value, tags)
 
     def _advance(self, metric: str, total: float, replica: str, **more: str) -> None:
         """A counter is at `total`, as far as this replica goes."""

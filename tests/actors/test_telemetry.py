@@ -11,7 +11,7 @@ import pytest
 from actors import metrics
 from actors.metrics import BY_NAME, METRICS, NEARLY_NOTHING, RayExport, Sort
 from actors.report import Activity, Publication, ReplicaReport, label
-from actors.telemetry import Telemetry, Worker, outcome
+from actors.telemetry import REFRESH_SECONDS, Telemetry, Worker, outcome
 from pipeline.meter import STEP_SECONDS, Reason, Vitals
 from pipeline.stats import Progress
 
@@ -148,6 +148,23 @@ def test_a_poll_with_no_news_costs_no_calls(telemetry: Telemetry, ledger: Ledger
     telemetry.heard("replica 0", told)
     telemetry.state(1, 1, 1, 0)
     assert ledger.calls == calls
+
+
+def test_gauges_are_told_again_and_again_because_ray_forgets_them(ledger: Ledger) -> None:
+    now = [1000.0]
+    telemetry = Telemetry(ledger, "wire", "000001", 0.01, clock=lambda: now[0])
+    telemetry.rows(100, 0)
+    telemetry.heard("replica 0", report(running=2))
+    telemetry.heard("replica 1", report(running=3))
+    telemetry.gone("replica 1")
+    ledger.values.clear()
+    telemetry.state(1, 1, 1, 0)
+    assert ("nightdesk_run_active", frozenset()) not in ledger.values, "not with every poll"
+    now[0] += REFRESH_SECONDS
+    telemetry.state(1, 1, 1, 0)
+    assert (ledger("run_active"), ledger("run_rows"), ledger("run_error_rows")) == (1, 100, 0)
+    assert ledger("sequences_running", replica="0") == 2
+    assert ("nightdesk_sequences_running", frozenset({("replica", "1")})) not in ledger.values, "it is gone"
 
 
 def test_an_end_is_a_success_or_a_failure_with_its_code(ledger: Ledger) -> None:

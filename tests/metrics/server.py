@@ -47,7 +47,8 @@ class Prometheus:
             self.process = subprocess.Popen(
                 [
                     self.program, f"--config.file={self.folder}/prometheus.yaml",
-                    f"--storage.tsdb.path={self.folder}/db", f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn",
+                    f"--storage.tsdb.path={self.folder}/db", "--log.level=warn",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
                 ],
                 env=os.environ | {"GOMAXPROCS": "1"}, stdout=log, stderr=log, preexec_fn=die_with_the_starter,
             )  # fmt: skip
