@@ -102,11 +102,20 @@ def check(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Say where workers would sit on the cluster at RAY_ADDRESS, or here.")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Everything but the models, without a network; says what it left out.")
+    ] = False,
 ) -> Work:
     """Validate a job without running it, and say what a run would do."""
 
     def work() -> int:
+        if offline and (timed or cluster):
+            raise ConfigError(f"--offline: {'--time' if timed else '--cluster'} needs what it leaves out; give one")
         job = load_config(config, overrides or ())
+        if offline:
+            from jobs.offline import check_offline
+
+            return check_offline(job, as_json=json)
         from jobs.check import check_job
 
         return check_job(job, as_json=json, timed=timed, cluster=cluster)
@@ -209,11 +218,11 @@ def _named(error: Exception) -> NightdeskError | None:
 def _fail(error: BaseException, message: str, code: int) -> int:
     line = scrub(" ".join(message.split()))
     if events.are_json():
-        trace = {"traceback": "".join(traceback.format_exception(error))} if _debugging() else {}
+        trace = {"traceback": _trace(error)} if _debugging() else {}
         events.tell("failed", line, logging.ERROR, exit_code=code, **trace)
         return code
     if _debugging():
-        traceback.print_exception(error)
+        print(_trace(error), file=sys.stderr, end="")
     print(f"nightdesk: {line}", file=sys.stderr)
     return code
 
@@ -223,7 +232,7 @@ def _debugging() -> bool:
 
 
 def _internal(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = scrub((str(error).strip().splitlines() or [""])[0])
     summary = f"internal error: {type(error).__name__}: {first}"
     return summary if _debugging() else f"{summary} (traceback in {_write_log(error)})"
 
@@ -233,5 +242,10 @@ def _write_log(error: Exception) -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        log.write("".join(traceback.format_exception(error)))
+        log.write(_trace(error))
     return log.name
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback, without what exceptions of other packages may quote of credentials."""
+    return scrub("".join(traceback.format_exception(error)))

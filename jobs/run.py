@@ -449,7 +449,7 @@ def _announced(plan: Plan) -> str:
     replaced = sum(shard.rows for shard in plan.shards if shard.amends is not None)
     removed = sum(cut.count for cut in plan.cuts)
     told = [(plan.rows - replaced, "new"), (replaced, "to replace"), (removed, "to remove")]
-    return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} rows {what}" for rows, what in told if rows)
+    return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} {what}" for rows, what in told if rows)
 
 
 def _told(counts: Progress) -> dict[str, Any]:

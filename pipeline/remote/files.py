@@ -241,8 +241,3 @@ def split(url: str) -> tuple[Files, str]:
     """The files of a URL's protocol, and the path in it."""
     protocol, _, path = url.partition("://")
     return files_of(protocol), path
-
-
-def is_remote(path: str) -> bool:
-    """Is this path a URL of storage elsewhere?"""
-    return "://" in path and not path.startswith("file://")
