@@ -7,11 +7,11 @@ and `--help` start without torch and ray. Exit codes: 0 all committed, 1 a bug, 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +21,12 @@ import typer
 from typer.exceptions import TyperException
 
 from jobs.account import Account
-from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, write_log
+from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, trace, write_log
+from pipeline import events
 from pipeline.config import JobConfig, load_config
 from pipeline.deadline import parse_deadline
 from pipeline.errors import ConfigError
+from pipeline.remote.secrets import scrub
 
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
 
@@ -242,11 +244,20 @@ def check(
     cluster: Annotated[
         bool, typer.Option("--cluster", help="Say where workers would sit on the cluster at RAY_ADDRESS, or here.")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Everything but the models, without a network; says what it left out.")
+    ] = False,
 ) -> Work:
     """Validate a job without running it, and say what a run would do."""
 
     def work() -> int:
+        if offline and (timed or cluster):
+            raise ConfigError(f"--offline: {'--time' if timed else '--cluster'} needs what it leaves out; give one")
         job = load_config(config, overrides or ())
+        if offline:
+            from jobs.offline import check_offline
+
+            return check_offline(job, as_json=json)
         from jobs.check import check_job
 
         return check_job(job, as_json=json, timed=timed, cluster=cluster)
@@ -299,7 +310,7 @@ def schema() -> Work:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; every failure is one line on standard error."""
-    with _sigterm_interrupts():
+    with _sigterm_interrupts(), events.written():
         try:
             return _work(args)()
         except TyperException as usage:
@@ -335,9 +346,14 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 def _fail(error: BaseException, failure: Failure) -> int:
     message = failure.message
-    if debugging():
-        traceback.print_exception(error)
-    elif failure.code == INTERNAL_ERROR:
+    if failure.code == INTERNAL_ERROR and not debugging():
         message += f" (traceback in {write_log(error)})"
-    print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
+    line = scrub(" ".join(message.split()))
+    if events.are_json():
+        traced = {"traceback": trace(error)} if debugging() else {}
+        events.tell("failed", line, logging.ERROR, exit_code=failure.code, **traced)
+        return failure.code
+    if debugging():
+        print(trace(error), file=sys.stderr, end="")
+    print(f"nightdesk: {line}", file=sys.stderr)
     return failure.code

@@ -13,6 +13,7 @@ import traceback
 from dataclasses import dataclass
 
 from pipeline.errors import NightdeskError
+from pipeline.remote.secrets import scrub
 
 COMMITTED, INTERNAL_ERROR, USAGE_ERROR, TOO_MANY_ERRORS, STOPPED, AUDIT_FAILED = range(6)
 
@@ -32,7 +33,7 @@ def failure_of(error: BaseException) -> Failure:
     known = _named(error)
     if known is not None:
         return Failure(known.exit_code, " ".join(str(known).split()))
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = scrub((str(error).strip().splitlines() or [""])[0])
     return Failure(INTERNAL_ERROR, f"internal error: {type(error).__name__}: {first}")
 
 
@@ -42,8 +43,13 @@ def write_log(error: BaseException) -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
     ) as log:
-        log.write("".join(traceback.format_exception(error)))
+        log.write(trace(error))
     return log.name
+
+
+def trace(error: BaseException) -> str:
+    """The traceback, without what exceptions of other packages may quote of credentials."""
+    return scrub("".join(traceback.format_exception(error)))
 
 
 def debugging() -> bool:

@@ -27,7 +27,7 @@ from pipeline.config import JobConfig, load_config
 from pipeline.corpus.listing import list_files
 from pipeline.errors import ConfigError, CorpusError, WorkerLost
 from pipeline.jobfile import override, read_mapping
-from pipeline.remote.files import is_remote
+from pipeline.remote.urls import is_remote
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB_FOLDER = "submitted-job"  # where the job file is in the package

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -29,6 +29,7 @@ from pipeline.errors import ConfigError
 from pipeline.jobfile import Misplaced, explain, field_at, override, read_mapping, short
 from pipeline.prompts.templates import template_fields
 from pipeline.records import SamplingParams
+from pipeline.remote.urls import canonical, is_remote, problem
 
 
 def _without_nul(path: str) -> str:
@@ -37,9 +38,16 @@ def _without_nul(path: str) -> str:
     return path
 
 
+def _reachable(path: str) -> str:
+    wrong = problem(path) if is_remote(path) else None
+    if wrong is not None:
+        raise ValueError(wrong)
+    return path
+
+
 Auto = Literal["auto"]
 Text = Annotated[str, Field(min_length=1)]
-Path = Annotated[Text, AfterValidator(_without_nul)]
+Path = Annotated[Text, AfterValidator(_without_nul), AfterValidator(_reachable)]
 Count = Annotated[int, Field(ge=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "none"]
@@ -67,7 +75,8 @@ class InputConfig(Section):
     """The documents: where they are, and which columns matter."""
 
     path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
-        description="Folder, file or glob, or a list of them. Relative paths start at the current directory."
+        description="Folder, file or glob, local or s3://, or a list of them. Relative paths start at the current "
+        "directory."
     )
     format: Literal["auto", "parquet", "jsonl", "json", "csv", "tsv", "text", "warc"] = Field(
         "auto", description="Format of every file; auto goes by each file's name."
@@ -123,7 +132,7 @@ class InputConfig(Section):
 class OutputConfig(Section):
     """The Parquet folder that a run leaves."""
 
-    path: Path = Field(description="Folder of the output; made if it does not exist.")
+    path: Path = Field(description="Folder of the output, local or s3://; made if it does not exist.")
     format: Literal["parquet", "delta"] = Field("parquet", description="parquet is plain files; delta adds its log.")
     partition_by: tuple[Text, ...] = Field((), description="Input columns that become key=value folders.")
     rows_per_shard: Count = Field(
@@ -446,19 +455,12 @@ def _among(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def _is_local(path: str | Iterable[str]) -> bool:
-    return all("://" not in p for p in ([path] if isinstance(path, str) else path))
-
-
 WITHHELD = (
-    Withheld("input.path", "remote storage is", "use a local path", _is_local),
     Withheld("input.format", "WARC input is", "use another format", lambda format: format != "warc"),
     Withheld("input.encoding", "another encoding is", "use auto or utf-8", _among("auto", "utf-8")),
     Withheld("input.where", "row filters are"),
     Withheld("input.since", "date windows are"),
     Withheld("input.date_column", "date windows are"),
-    Withheld("output.path", "remote storage is", "use a local path", _is_local),
-    Withheld("output.single_writer", "remote storage is"),
     Withheld("draft", "a choice of several drafts is", "keep one", lambda drafts: len(drafts) <= 1),
     Withheld("draft.*.kind", "the suffix drafter is", "use model, ngram or none", lambda kind: kind != "suffix"),
     Withheld("tasks.*.long", "splitting long documents is", "use truncate or error", _among("truncate", "error")),
@@ -555,9 +557,10 @@ def _with_absolute_paths(config: JobConfig) -> JobConfig:
 
 
 def absolute_path(path: str) -> str:
-    """A local path from the root; a URL as it is, except that file:// is only a long way to write a path."""
-    local = path.removeprefix("file://")
-    return local if "://" in local else os.path.abspath(os.path.expanduser(local))
+    """A local path from the root, where file:// is only a long way to write a path; a URL in its one spelling."""
+    if is_remote(path):
+        return canonical(path)
+    return os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
 
 
 def _absolute_model(model: str) -> str:

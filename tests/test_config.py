@@ -414,15 +414,45 @@ class TestPrompts:
         assert problem(with_value(key, template)).startswith(f"{key}: ")
 
 
+class TestStorage:
+    def test_urls_have_one_spelling_and_local_paths_are_absolute(self) -> None:
+        given = with_value("input.path", ["s3a://bucket/a/*.csv", "s3://b/c@d", "e"])
+        given["output"]["path"] = "s3a://bucket/out"
+        config = parse_config(given, "x")
+        assert config.input.paths == ("s3://bucket/a/*.csv", "s3://b/c@d", os.path.abspath("e"))
+        assert config.output.path == "s3://bucket/out"
+
+    @pytest.mark.parametrize("key", ["input.path", "output.path"])
+    @pytest.mark.parametrize("url", ["s3://AKIA:se/cret@bucket/x", "s3://cret@bucket", "gs://:cret@b/x"])
+    def test_credentials_in_a_url_are_refused_and_not_told(self, key: str, url: str) -> None:
+        for value in (url, [url]) if key == "input.path" else (url,):
+            message = problem(with_value(key, value))
+            assert message.startswith(key)
+            assert "in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)" in message
+            assert "cret" not in message
+
+    @pytest.mark.parametrize(
+        ("url", "expected"),
+        [
+            ("ftp://host/x", "use a local path or s3://"),
+            ("memory://x", "use a local path or s3://"),
+            ("simplecache::s3://bucket/x", "use a local path or s3://"),
+            ("az://box/x", "pip install adlfs"),
+            ("s3://", "names no bucket"),
+        ],
+    )
+    def test_what_cannot_be_reached_is_refused_with_what_can(self, url: str, expected: str) -> None:
+        for key in ("input.path", "output.path"):
+            message = problem(with_value(key, url))
+            assert message.startswith(key)
+            assert expected in message
+
+
 WITHHELD = [
-    ("input.path", "s3://bucket/x", "use a local path"),
-    ("input.path", ["/a", "gs://bucket/x"], "use a local path"),
     ("input.format", "warc", "WARC"),
     ("input.encoding", "cp1252", "use auto or utf-8"),
     ("input.where", "source == 'wire'", "row filters"),
     ("input.date_column", "day", "date windows"),
-    ("output.path", "s3://bucket/x", "use a local path"),
-    ("output.single_writer", True, "remove the key"),
     ("draft", [{"kind": "ngram"}, {"kind": "none"}], "keep one"),
     ("draft.kind", "suffix", "use model, ngram or none"),
     ("tasks.0.long", "chunk", "use truncate or error"),
@@ -465,7 +495,9 @@ class TestKeysWithoutTheirFeature:
 
     @pytest.mark.parametrize(
         ("key", "value"),
-        [("input.encoding", "UTF8"), ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
+        [("input.path", "s3://bucket/in/*.jsonl"), ("output.path", "s3://bucket/out"), ("output.single_writer", True),
+         ("input.encoding", "UTF8"),
+         ("target.gpus", 1), ("target.replicas", 2), ("decoding.placement", "separate"),
          ("tasks.0.top_p", 0.8), ("tasks.0.top_k", 5), ("tasks.0.temperature", 1), ("tasks.0.long", "error"),
          ("draft", {"model": "m", "sampling": "greedy"}), ("draft", {"model": "m", "sampling": "sample"}),
          ("draft", {"model": "m", "accelerator": "T4"}), ("draft", {"model": "m", "label_selector": {"a": "!b"}}),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.run import execute
-from pipeline.corpus.readers import Corpus
+from pipeline.corpus.listing import InputFile, list_files
+from pipeline.corpus.readers import Corpus, RowRange
+from pipeline.output.folder import Output
+from pipeline.output.names import part_name
+from pipeline.output.plan import Shard
+from pipeline.planning import Ask, make_plan
 from pipeline.records import Request
 from tests.stub_engine import StubEngine, answer_to, job, local, stub_models
 
@@ -96,3 +103,50 @@ def test_a_night_over_a_hundred_thousand_takes_the_time_of_its_changes(
     first, second = a_night(tmp_path, 100_000, monkeypatch)
     print(f"100,000 documents: {first:.1f} s; 500 new, 200 changed and 50 deleted of them: {second:.1f} s")
     assert second < first / 5
+
+
+def known_archive(folder: Path, documents: int) -> tuple[Output, list[InputFile]]:
+    """An output that says it holds so many documents, of files of 10,000; only those of the first file are there."""
+    write(folder, "first.parquet", {f"{n:08d}": f"story {n}" for n in range(10_000)})
+    config = job(folder, input__keep=["title"], output__rows_per_shard=2000)
+    assert execute(config, executor=local(StubEngine(slots=64)), models=stub_models()) == 0
+    output = Output.of(config.output)
+    plan = output.plan(1)
+    (first,) = plan.files
+    others = [
+        dataclasses.replace(first, file=dataclasses.replace(first.file, path=f"/gone/{f:06d}.parquet"))
+        for f in range(1, documents // 10_000)
+    ]
+    files = (first, *others)
+    shards = tuple(
+        Shard(f * 5 + s, (RowRange(f, s * 2000, (s + 1) * 2000),)) for f in range(len(files)) for s in range(5)
+    )
+    large = dataclasses.replace(plan, files=files, shards=shards)
+    runs = folder / "out/_nightdesk/runs/000001"
+    (runs / "plan.json").write_bytes(large.to_json())
+    for shard in shards[5:]:
+        (folder / "out" / part_name(1, shard.index)).touch()
+    return Output.of(config.output), [planned.file for planned in files]
+
+
+def test_memory_and_time_of_planning_hardly_grow_with_what_is_known(tmp_path: Path) -> None:
+    found = {}
+    for documents in (100_000, 10_000_000):
+        folder = tmp_path / str(documents)
+        folder.mkdir()
+        output, files = known_archive(folder, documents)
+        write(folder, "first.parquet", {f"{n:08d}": f"story {n}" for n in range(5, 10_100)})
+        config = job(folder, input__keep=["title"], output__rows_per_shard=2000)
+        files[:1] = list_files(config.input)
+        ask = Ask(output.plan(1).answers, 4096, None, fresh=False)
+        tracemalloc.start()
+        began = time.monotonic()
+        plan = make_plan(config, output, 2, output.live_plans(), files, ask)
+        seconds, used = time.monotonic() - began, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert plan is not None
+        assert plan.rows == 100
+        assert sum(cut.count for cut in plan.cuts) == 5
+        found[documents] = used
+        print(f"{documents:,} known documents: {seconds:.2f} s, {used / 2**20:.1f} MiB")
+    assert found[10_000_000] < found[100_000] + 32 * 2**20, found

@@ -105,7 +105,9 @@ def test_every_current_document_has_one_row_and_only_new_or_changed_ones_were_as
     nights(tmp_path, layout, seed, NIGHTS, Archive.write, {})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=[pytest.mark.slow] if layout != "partitioned" else []) for layout in LAYOUTS]
+)
 def test_the_same_from_s3_to_s3(tmp_path: Path, s3: Any, layout: str) -> None:
     sent: dict[str, bytes] = {}
 

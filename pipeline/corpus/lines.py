@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import fsspec
-
 from pipeline.corpus.encoding import SAMPLE_BYTES, Encoding, find_encoding
 from pipeline.corpus.listing import InputFile, compression
 from pipeline.errors import StoreError
+from pipeline.remote.files import Listed, split
+from pipeline.remote.stream import RemoteStream
+from pipeline.remote.urls import is_remote
 
 _BLOCK_BYTES = 1 << 20
+_REMOTE_BLOCK_BYTES = 4 << 20  # a request has its price, whatever it fetches
 
 
 class Damaged(Exception):
@@ -101,14 +103,19 @@ class Source:
 
 @contextmanager
 def opened(file: InputFile) -> Iterator[Any]:
-    """The file, open for reading. Raises `StoreError` where it can't be opened."""
-    filesystem, path = fsspec.core.url_to_fs(file.path)
+    """The file, open for reading with seeks. Raises `StoreError` where it can't be opened."""
+    with _stream(file) as stream:
+        yield stream
+
+
+def _stream(file: InputFile) -> Any:
+    if is_remote(file.path):
+        files, path = split(file.path)
+        return RemoteStream(files, Listed(path, file.size, file.etag, 0.0), _REMOTE_BLOCK_BYTES)
     try:
-        stream = filesystem.open(path, "rb")
+        return open(file.path, "rb")
     except OSError as error:
         raise StoreError(f"{file.path}: {error}; run again to continue") from error
-    with stream:
-        yield stream
 
 
 def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:

@@ -5,19 +5,22 @@ Knows names and sizes, never content: a file that turns out to be unreadable is 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Protocol
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
 from pipeline.errors import CorpusError, OutputError
+from pipeline.remote.failures import Kind, RemoteFailure
+from pipeline.remote.files import Files, Listed, split
+from pipeline.remote.urls import canonical, is_remote
 
 _LOG = logging.getLogger(__name__)
 _FORMATS = {
@@ -62,9 +65,9 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    filesystem: Any
     path: str
-    info: Mapping[str, Any]
+    size: int
+    etag: str
     root: str
     by: str  # how the job file names it: file | glob | folder
 
@@ -74,27 +77,27 @@ def list_files(input: ListedInput) -> list[InputFile]:
 
     The input root is the folder given, the part of a glob before its first wildcard, or the folder of a file; with
     several paths, the deepest folder that holds all of these. Raises `CorpusError` for a path that does not exist
-    and for a named file of unknown format.
+    and for a named file of unknown format, `StoreError` where storage fails.
     """
     found = [entry for path in input.paths for entry in _find(path)]
     root = _common_root({entry.root for entry in found})
     files = {entry.path: _describe(entry, root, input.format) for entry in found}
     listed = sorted((file for file in files.values() if file), key=lambda file: file.path)
     if not listed:
-        _LOG.warning("%s: no input files", ", ".join(input.paths))
+        _LOG.warning("%s: no input files", ", ".join(input.paths), extra={"event": "input_skipped"})
     return listed
 
 
 def refuse_overlap(input: ListedInput, output: str) -> None:
     """OutputError where the parts of an output there would be input, or the input would be read with the parts.
 
-    Looks at local paths alone, so that the first run is refused and not the second.
+    Looks at paths alone, so that the first run is refused and not the second.
     """
-    folder = os.path.realpath(output)
+    folder = _place(output)
     part = f"{folder}/part.parquet"
     for path in input.paths:
-        plain = path if os.path.exists(path) or not _wildcard(path) else _fixed_part(path)
-        root, rest = os.path.realpath(plain), path[len(plain) :]
+        plain = path if _is_no_pattern(path) else _fixed_part(path)
+        root, rest = _place(plain), path[len(plain) :]
         if _is_below(part, root) and (
             re.fullmatch(glob_translate(root + rest), part) if rest else input.format in ("auto", "parquet")
         ):
@@ -118,27 +121,66 @@ def format_of(path: str) -> str | None:
 
 
 def _find(path: str) -> Iterator[_Found]:
-    filesystem, plain = fsspec.core.url_to_fs(path)
-    filesystem.invalidate_cache()
-    if filesystem.isdir(plain):
-        found, root, by = filesystem.find(plain, detail=True), plain.rstrip("/"), "folder"
-    elif filesystem.exists(plain):
-        yield _Found(filesystem, plain, filesystem.info(plain), plain.rpartition("/")[0], by="file")
-        return
+    found = _find_remote(path) if is_remote(path) else _find_local(path.removeprefix("file://"))
+    return (entry for entry in found if not _hidden(entry.path[len(entry.root) :]))
+
+
+def _find_local(path: str) -> Iterator[_Found]:
+    filesystem = LocalFileSystem()
+    plain = os.path.abspath(path)
+    if os.path.isdir(plain):
+        names, root, by = filesystem.find(plain), plain.rstrip("/"), "folder"
+    elif os.path.exists(plain):
+        names, root, by = [plain], os.path.dirname(plain), "file"
     elif _wildcard(plain):
-        found, root, by = *_match(filesystem, plain, path), "glob"
+        root, by = _fixed_part(plain), "glob"
+        if not os.path.isdir(root):
+            raise CorpusError(f"input.path: {path} does not exist (there is no folder {root})")
+        names = [name for name in filesystem.glob(plain) if os.path.isfile(name)]
     else:
         raise CorpusError(f"input.path: {path} does not exist")
-    for name, info in found.items():
-        if info["type"] == "file" and not _hidden(name[len(root) :]):
-            yield _Found(filesystem, name, info, root, by)
+    for name in names:
+        status = os.stat(name)
+        yield _Found(name, status.st_size, f"{status.st_mtime_ns:x}", root, by)
 
 
-def _match(filesystem: Any, pattern: str, path: str) -> tuple[dict[str, Mapping[str, Any]], str]:
-    root = _fixed_part(pattern)
-    if not filesystem.isdir(root):
-        raise CorpusError(f"input.path: {path} does not exist (there is no folder {root})")
-    return filesystem.glob(pattern, detail=True), root
+def _find_remote(url: str) -> list[_Found]:
+    files, path = split(url)
+    try:
+        named = files.stat(path) if "/" in path and not path.endswith("/") else None
+        if named is not None:
+            return [_found(files, named, path.rpartition("/")[0], "file")]
+        path = path.rstrip("/")
+        root = _fixed_part(path) if _wildcard(path) else path
+        if not root:
+            raise CorpusError(f"input.path: {url}: name one bucket, without wildcards")
+        beginning = path[len(root) + 1 :]
+        listed = files.below(root, _hidden_name, re.split(r"[*?[]", beginning, maxsplit=1)[0])
+        if not listed and files.children(root) == ([], []):
+            missing = f" (there is nothing below {files.url(root)}/)" if beginning else ""
+            raise CorpusError(f"input.path: {url} does not exist{missing}")
+    except RemoteFailure as failure:
+        if failure.kind in (Kind.NO_BUCKET, Kind.DENIED):
+            raise CorpusError(f"input.path: {failure}") from failure
+        raise
+    if beginning:
+        matches = re.compile(glob_translate(path)).fullmatch
+        return [_found(files, file, root, "glob") for file in listed if matches(file.path)]
+    # A name that ends so is no file, but what browsers of buckets put there for an empty folder.
+    return [_found(files, file, root, "folder") for file in listed if not file.path.endswith("/")]
+
+
+def _found(files: Files, file: Listed, root: str, by: str) -> _Found:
+    return _Found(files.url(file.path), file.size, file.version, files.url(root), by)
+
+
+def _place(path: str) -> str:
+    """A folder or file in a spelling that can be compared."""
+    return canonical(path).rstrip("/") if is_remote(path) else os.path.realpath(path.removeprefix("file://"))
+
+
+def _is_no_pattern(path: str) -> bool:
+    return not _wildcard(path) or (not is_remote(path) and os.path.exists(path))
 
 
 def _wildcard(path: str) -> bool:
@@ -158,26 +200,26 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _common_root(roots: set[str]) -> str:
-    try:
-        return os.path.commonpath(roots)
-    except ValueError:  # none, or local paths beside those of a store
-        return ""
+    """The deepest folder above all; "" where there is none, or local paths beside those of a store."""
+    levels = zip(*(root.split("/") for root in roots), strict=False)
+    return "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
 
 
 def _hidden(below_root: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in below_root.split("/"))
+    return any(map(_hidden_name, below_root.split("/")))
+
+
+def _hidden_name(name: str) -> bool:
+    return name.startswith(("_", "."))
 
 
 def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
     chosen = _choose(entry, format)
     if chosen is None:
         return None
-    size, etag = _identity(entry)
-    if size == 0:
-        _LOG.warning("%s is empty", entry.path)
-    local = isinstance(entry.filesystem, LocalFileSystem)
-    path = entry.path if local else entry.filesystem.unstrip_protocol(entry.path)
-    return InputFile(path, entry.path[len(root) :].lstrip("/"), size, etag, chosen)
+    if entry.size == 0:
+        _LOG.warning("%s is empty", entry.path, extra={"event": "input_skipped"})
+    return InputFile(entry.path, entry.path[len(root) :].lstrip("/"), entry.size, entry.etag, chosen)
 
 
 def _choose(entry: _Found, format: str) -> str | None:
@@ -193,12 +235,5 @@ def _choose(entry: _Found, format: str) -> str | None:
             f"also with {' or '.join(_COMPRESSIONS)}); set input.format"
         )
     reason = "its extension is not known" if format == "auto" else f"not {format} by its name; use a glob to read it"
-    _LOG.warning("%s skipped: %s", entry.path, reason)
+    _LOG.warning("%s skipped: %s", entry.path, reason, extra={"event": "input_skipped"})
     return None
-
-
-def _identity(entry: _Found) -> tuple[int, str]:
-    if isinstance(entry.filesystem, LocalFileSystem):
-        status = os.stat(entry.path)
-        return status.st_size, f"{status.st_mtime_ns:x}"
-    return int(entry.info["size"] or 0), str(entry.info.get("ETag") or entry.filesystem.ukey(entry.path)).strip('"')

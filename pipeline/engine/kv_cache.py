@@ -3,7 +3,8 @@
 How much of a slot is valid is not known here: callers hold that number and send it with every request, so
 taking back rejected tokens costs nothing and touches no memory. What lies behind the valid part is stale
 but always finite, because a masked NaN would still poison a weighted sum (0 × NaN is NaN): buffers start as
-zeros, and a slot that met a non-finite sequence is scrubbed.
+zeros, and a slot that met a non-finite sequence is scrubbed. Buffers may be made inside of a pass, in torch's inference
+mode, and then be changed in that mode only: so whatever changes them enters it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class KVCache:
                 buffers[layer] = old.new_zeros(0, old.shape[1], 0, old.shape[3])
         self.slots = self.capacity = 0
 
+    @torch.inference_mode()
     def _resize(self, slots: int, capacity: int) -> None:
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
@@ -71,6 +73,7 @@ class KVCache:
                 buffers[layer] = new
         self.slots, self.capacity = slots, capacity
 
+    @torch.inference_mode()
     def copy(self, copies: Iterable[PrefixCopy]) -> None:
         """Copy prefixes from slot to slot, in the order given."""
         for c in copies:
@@ -83,6 +86,7 @@ class KVCache:
         self.keys[layer][slots_N, :, positions_N] = keys.transpose(0, 1)
         self.values[layer][slots_N, :, positions_N] = values.transpose(0, 1)
 
+    @torch.inference_mode()
     def scrub(self, slot: int) -> None:
         """Zero a slot whose sequence produced non-finite numbers."""
         for buffers in (self.keys, self.values):

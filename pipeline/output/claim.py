@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from pipeline.errors import StoreError
+from pipeline.errors import OutputError, StoreError
 from pipeline.output.store import Store
 
 CLAIM = "_nightdesk/claim.json"
@@ -101,7 +101,7 @@ class Claim:
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
                 self._renew()
-            except StoreError:
+            except (StoreError, OutputError):
                 continue  # advisory: the run's own writes will say what is wrong with the store
 
 

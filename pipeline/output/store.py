@@ -95,7 +95,7 @@ class Store(Protocol):
 
 def open_store(path: str, single_writer: bool = False) -> Store:
     """The store for `output.path`. With `single_writer` nobody else writes there, so that less is asked of it."""
-    from pipeline.remote.files import is_remote
+    from pipeline.remote.urls import is_remote
 
     if is_remote(path):
         from pipeline.output.object_store import ObjectStore

@@ -174,7 +174,8 @@ class Files:
                 if now + pause > deadline or not (renewable or kind is Kind.PASSING):
                     raise self.failure(kind, doing, path, reason) from error
             if not told and time.monotonic() > deadline - PATIENCE_SECONDS + TOLD_AFTER_SECONDS:
-                LOG.warning("%s: %s fails (%s); trying again", scrub(self.url(path)), doing, reason)
+                url = scrub(self.url(path))
+                LOG.warning("%s: %s fails (%s); trying again", url, doing, reason, extra={"event": "storage_retried"})
                 told = True
             if kind is not Kind.DENIED:
                 time.sleep(random.uniform(pause / 2, pause))
@@ -240,8 +241,3 @@ def split(url: str) -> tuple[Files, str]:
     """The files of a URL's protocol, and the path in it."""
     protocol, _, path = url.partition("://")
     return files_of(protocol), path
-
-
-def is_remote(path: str) -> bool:
-    """Is this path a URL of storage elsewhere?"""
-    return "://" in path and not path.startswith("file://")

@@ -50,3 +50,17 @@ def seated() -> list[tuple[str, str, int]]:
 def seating() -> Counter[tuple[str, str]]:
     """How many living actors of each class are on nodes of each kind."""
     return Counter((name, node) for name, node, _ in seated())
+
+
+def state_of_cluster() -> str:
+    """For a failure's message: nodes, what of them is free, and who holds the rest."""
+    from ray.util.placement_group import placement_group_table
+
+    nodes = [(node["NodeID"][:8], kind(node["Resources"]), node["Alive"]) for node in ray.nodes()]
+    groups = [
+        (group["state"], group["bundles"], [str(n)[:8] for n in group["bundles_to_node_id"].values()])
+        for group in placement_group_table().values()
+        if group["state"] != "REMOVED"
+    ]
+    free = {name: amount for name, amount in ray.available_resources().items() if name in ("CPU", "GPU")}
+    return f"nodes {nodes}; free {free}; groups {groups}"

@@ -8,6 +8,7 @@ import json
 import random
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -18,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import InputConfig
 from pipeline.corpus.listing import list_files
 from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.errors import CorpusError
@@ -216,7 +216,9 @@ def test_a_store_is_read_like_a_folder(tmp_path: Path) -> None:
     store.pipe("/archive/b.jsonl", b'{"text": "in lines"}\n' * 600)
     store.pipe("/archive/c.csv", b"text\nin csv\n")
     try:
-        input = InputConfig(path="memory://archive", text="text")
+        input = SimpleNamespace(
+            paths=("memory://archive",), format="auto", id=None, text="text", keep=(), encoding="auto"
+        )
         files = list_files(input)
         assert [file.relative for file in files] == ["2024/a.parquet", "b.jsonl", "c.csv"]
         documents = read_corpus(Corpus(input, (), files), 3, rows=300)[0]

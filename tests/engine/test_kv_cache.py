@@ -123,3 +123,15 @@ def test_what_is_released_is_taken_anew_and_empty(limit: int) -> None:
     made.ensure(30)
     assert (made.slots, made.capacity) == (2, min(SMALLEST_CAPACITY, limit))
     assert all(b.shape == (2, HEADS, made.capacity, SIZE) and not b.any() for b in made.keys + made.values)
+
+
+def test_buffers_that_grew_during_a_pass_can_be_changed_outside_of_one() -> None:
+    made = filled()
+    with torch.inference_mode():
+        made.ensure(300)
+        made.ensure_slots(9)
+    made.copy([PrefixCopy(source=0, target=8, length=5)])
+    for buffer in made.keys + made.values:
+        assert (buffer[8, :, :5] == buffer[0, :, :5]).all()
+    made.scrub(0)
+    assert not any(buffer[0].any() for buffer in made.keys + made.values)

@@ -210,3 +210,23 @@ def test_the_module_is_a_command_and_schema_loads_neither_torch_nor_ray() -> Non
     out = subprocess.run([sys.executable, "-m", "jobs", "nope"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (out.returncode, out.stdout) == (2, "")
     assert out.stderr.startswith("nightdesk: No such command")
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_no_secret_is_in_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, job: str, capsys: pytest.CaptureFixture[str], debug: str
+) -> None:
+    def execute(config: JobConfig, **options: Any) -> int:
+        cause = OSError("AKIAIOSFODNN7EXAMPLE")
+        raise RuntimeError("signed with the-operators-secret: X-Amz-Signature=f00ba4") from cause
+
+    monkeypatch.setenv("NIGHTDESK_DEBUG", debug)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-operators-secret")
+    run_calls(monkeypatch, execute)
+    assert cli.main(["run", job]) == 1
+    told = capsys.readouterr().err
+    if debug == "0":
+        told += Path(told.rpartition("traceback in ")[2].strip().rstrip(")")).read_text()
+    assert "RuntimeError: signed with" in told
+    for secret in ("the-operators-secret", "f00ba4", "AKIAIOSFODNN7EXAMPLE"):
+        assert secret not in told
