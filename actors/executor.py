@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actors.autoscaler import arrange
@@ -44,8 +45,10 @@ class RayExecutor:
             cluster = Cluster()
             cluster.look()
             coordinator = Coordinator(
-                shards, report, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch()
-            )
+                shards, report, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch(),
+                deadline=work.deadline,
+            )  # fmt: skip
+            work = replace(work, deadline=None)  # this machine's clock decides
             hiring = Hiring(self.config, placement, cluster, LOG.warning)
             Crew(work, coordinator, hiring, cluster, self._drafts(placement, cluster), LOG.warning).run()
 

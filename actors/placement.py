@@ -156,8 +156,11 @@ def place_draft(config: JobConfig, nodes: Sequence[Node], taken: Sequence[Bundle
 def demand(config: JobConfig) -> list[tuple[Bundle, ...]]:
     """The least that a job needs, for nodes that are not there yet: one tuple for each group that is to be on one node.
 
-    A GPU's worker asks for no core, since nobody knows how many there will be.
+    Targets come first. A GPU's worker asks for no core, since nobody knows how many there will be. ConfigError for
+    what no cluster can offer.
     """
+    if config.decoding.placement == "colocated":
+        _refuse_ranks_in_one_process(config)
     target, decoding = config.target, config.decoding
     apart = decoding.placement == "separate" or (decoding.placement == "auto" and bool(_ranks(config)))
     rules, unknown = _Rules.of(config, separate=apart), Node("to come", 0)
@@ -298,13 +301,18 @@ def _ranks(config: JobConfig) -> str:
     return next((f"{key} asks for {count}" for key, count in counts.items() if count > 1), "")
 
 
-def _place(config: JobConfig, rules: _Rules, nodes: Sequence[Node]) -> Placement:
-    """A target that computes on the processor has its node's cores for itself, unless it does not work out so."""
+def _refuse_ranks_in_one_process(config: JobConfig) -> None:
     several = _ranks(config)
-    if not rules.separate and several:
+    if several:
         raise ConfigError(
             f"decoding.placement: colocated is one process, and {several} ranks: choose separate or auto"
         )
+
+
+def _place(config: JobConfig, rules: _Rules, nodes: Sequence[Node]) -> Placement:
+    """A target that computes on the processor has its node's cores for itself, unless it does not work out so."""
+    if not rules.separate:
+        _refuse_ranks_in_one_process(config)
     asked = config.target.replicas
     wanted = None if asked == "auto" else asked
     whole = replace(rules, whole=True)

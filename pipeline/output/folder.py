@@ -195,6 +195,8 @@ class Output(Runs):
         if _has_taken(footer, plan, shard):
             return False
         if version != shard.amends.version:
+            if self.summary(plan.run) is not None:  # the run has ended, and a later one was here
+                return False
             raise _changed(self.store, name)
         edit = Edit(plan.run, shard.index, counts=counts)
         changed = dataclasses.replace(footer, fingerprint=plan.fingerprint, edit=edit)

@@ -360,3 +360,8 @@ def test_a_way_is_found_if_there_is_one(
             place(config, nodes)
     else:
         assert len(place(config, nodes).replicas) == (max(possible) if replicas == "auto" else replicas)
+
+
+def test_what_no_cluster_can_offer_is_not_waited_for() -> None:
+    with pytest.raises(ConfigError, match=r"colocated is one process, and target\.gpus asks for 8 ranks"):
+        demand(job(gpus=8, placement="colocated"))
