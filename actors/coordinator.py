@@ -14,8 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from actors.report import Order, Publication, ReplicaReport
+from actors.report import Order, Publication, ReplicaReport, label
 from actors.shard_feed import AHEAD
+from pipeline import events
 from pipeline.deadline import Deadline
 from pipeline.errors import OutOfMemory, OutOfTime, WorkerLost
 from pipeline.output.plan import Shard
@@ -171,7 +172,8 @@ class Coordinator:
             if index in charge.in_hand:
                 self._put_back(self._release(replica, charge, index))
         for line in report.notices[charge.notices :]:
-            self.notice(f"{replica}: {line}" if self._several else line)
+            with events.about("replica_notice", replica=label(replica)):
+                self.notice(f"{replica}: {line}" if self._several else line)
         charge.notices = len(report.notices)
         charge.wants = report.wants
         if self.finished:
@@ -204,7 +206,8 @@ class Coordinator:
                     "for the models?"
                 )
         if self.unpublished:
-            self.notice(f"{cause}; replacing it" if self.hands_wanted else f"{cause}; others have its shards")
+            with events.about("replica_lost", replica=label(replica), shards=[shard.index for shard in suspected]):
+                self.notice(f"{cause}; replacing it" if self.hands_wanted else f"{cause}; others have its shards")
 
     def forgives(self, replica: str, failure: Exception) -> bool:
         """Is that the end of one replica, not of the run? So it is where it has lost its workers and others work."""
@@ -282,6 +285,7 @@ class Coordinator:
         first = self.credits.get(index)
         if first is None:
             self.unpublished.discard(index)
+            _tell(replica, publication)
         elif publication.created and not first.publication.created:
             first.charge.credited -= first.publication.counts  # it only found what this one had published
             self._take_back(first.charge, first.publication.counts)
@@ -333,3 +337,11 @@ class Coordinator:
     def _report(self, increment: Progress) -> None:
         if increment != Progress():
             self.report(increment)
+
+
+def _tell(replica: str, publication: Publication) -> None:
+    counts = publication.counts
+    events.tell(
+        "shard_published", f"shard {publication.shard} is published", replica=label(replica), shard=publication.shard,
+        rows=counts.rows_done, error_rows=counts.error_rows, seconds=round(publication.seconds, 3),
+    )  # fmt: skip

@@ -7,6 +7,7 @@ and `--help` start without torch and ray. Exit codes: 0 all committed, 1 a bug, 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -21,9 +22,11 @@ from typer.exceptions import TyperException
 
 from jobs.account import Account
 from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, trace, write_log
+from pipeline import events
 from pipeline.config import JobConfig, load_config
 from pipeline.deadline import parse_deadline
 from pipeline.errors import ConfigError
+from pipeline.remote.secrets import scrub
 
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
 
@@ -322,7 +325,7 @@ def schema() -> Work:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; every failure is one line on standard error."""
-    with _sigterm_interrupts():
+    with _sigterm_interrupts(), events.written():
         try:
             return _work(args)()
         except TyperException as usage:
@@ -358,9 +361,14 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 def _fail(error: BaseException, failure: Failure) -> int:
     message = failure.message
+    if failure.code == INTERNAL_ERROR and not debugging():
+        message += f" (traceback in {write_log(error)})"
+    line = scrub(" ".join(message.split()))
+    if events.are_json():
+        traced = {"traceback": trace(error)} if debugging() else {}
+        events.tell("failed", line, logging.ERROR, exit_code=failure.code, **traced)
+        return failure.code
     if debugging():
         print(trace(error), file=sys.stderr, end="")
-    elif failure.code == INTERNAL_ERROR:
-        message += f" (traceback in {write_log(error)})"
-    print(f"nightdesk: {' '.join(message.split())}", file=sys.stderr)
+    print(f"nightdesk: {line}", file=sys.stderr)
     return failure.code

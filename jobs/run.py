@@ -6,8 +6,8 @@ Decides what is to be done and closes what was done; how answers come about is t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +21,12 @@ from jobs.account import Account
 from jobs.closing import print_answers
 from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
 from jobs.progress import ProgressLine
+from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.deadline import Deadline
-from pipeline.errors import Busy, OutOfTime, OutputError, Stopped, StoreError
+from pipeline.errors import Busy, NightdeskError, OutOfTime, OutputError, Stopped, StoreError
 from pipeline.fingerprint import answer_values, digest
 from pipeline.output.claim import Claim
 from pipeline.output.compaction import merge
@@ -62,6 +63,31 @@ class Models:
     context: int
 
 
+def accounted(execute: Callable[..., int]) -> Callable[..., int]:
+    """On a cluster, metrics tell when a job ended, and how."""
+
+    @functools.wraps(execute)
+    def executed(config: JobConfig, *, executor: Executor | None = None, **options: Any) -> int:
+        code = 1
+        try:
+            code = execute(config, executor=executor, **options)
+            return code
+        except NightdeskError as failure:
+            code = failure.exit_code
+            raise
+        except KeyboardInterrupt:
+            code = Stopped.exit_code
+            raise
+        finally:
+            if executor is None:
+                from actors.telemetry import tell_outcome
+
+                tell_outcome(config.name, code)
+
+    return executed
+
+
+@accounted
 def execute(
     config: JobConfig,
     *,
@@ -96,7 +122,7 @@ def execute(
     output = Output.of(config.output)
     refuse_foreign_files(output)
     output.store.probe()
-    with Claim(output.store) as claim:
+    with events.about(job=config.name), Claim(output.store) as claim:
         if fresh and claim.other is not None:
             raise OutputError(
                 f"output.path: process {claim.other.pid} on {claim.other.host} is at work in "
@@ -193,16 +219,22 @@ class Run:
             opened = None
         if opened is not None:
             done = self._published_rows(opened)
-            print(f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there", file=sys.stderr)
-            code = self._close(self._answer(opened, continued=True))
+            line = f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there"
+            events.tell("run_continued", line, run=run_name(opened.run), rows_done=done, rows_total=opened.rows)
+            code = self._carry_out(opened, continued=True)
         elif self.ask.fresh and (rows := sum(map(self._published_rows, self.output.live_plans()))):
-            print(f"starting over: {rows} rows in {self.output.store.location} will be removed", file=sys.stderr)
+            line = f"starting over: {rows} rows in {self.output.store.location} will be removed"
+            events.tell("run_restarted", line, rows=rows)
         self.account.left = None
         planned = self._new_plan()
         self.account.left = 0 if planned is None else planned.rows
         if planned is not None:
-            return self._close(self._answer(planned, continued=False))
+            return self._carry_out(planned, continued=False)
         return self._nothing_to_do() if code is None else code
+
+    def _carry_out(self, plan: Plan, continued: bool) -> int:
+        with events.about(run=run_name(plan.run)):
+            return self._close(self._answer(plan, continued))
 
     # --- which plan
 
@@ -250,7 +282,7 @@ class Run:
                 )
             refuse_foreign(created, self.config, self.ask.answers, self.output.store.location)
         else:
-            print(_announced(plan), file=sys.stderr)
+            events.tell("run_planned", _announced(plan), run=run_name(plan.run), rows_total=plan.rows)
         return created
 
     # --- the work
@@ -357,9 +389,17 @@ class Run:
                 "%d shards of run %s were given up because their input changed (%s) or parts were changed by another "
                 "run; planning them anew",
                 len(dropped), run_name(plan.run), ", ".join(session.changed_files) or "none",
+                extra={"event": "shards_dropped"},
             )  # fmt: skip
+        self._tell_closed(session, counts)
         print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
         return self._exit_code(counts, None if audit is None else audit.failure)
+
+    def _tell_closed(self, session: Session, counts: Progress) -> None:
+        line = f"run {run_name(session.plan.run)}: {counts.rows_done} rows, {counts.error_rows} with errors"
+        told = {"rows": counts.rows_done, "error_rows": counts.error_rows, "new_tokens": counts.new_tokens}
+        seconds = round(time.time() - self.started, 3)
+        events.tell("run_closed", line, **told, accepted_per_step=counts.accepted_per_step, seconds=seconds)
 
     def _audit(self, counts: Progress) -> Audit | None:
         """Once per command; None where the job does not ask for it, or no document could be answered."""
@@ -368,7 +408,7 @@ class Run:
         if self.audited is None:
             if self.deadline is not None and self.deadline.passed:
                 raise OutOfTime(f"no time for the audit until {self.deadline}: the same command continues with it")
-            print("all rows are published; auditing the answers' law", file=sys.stderr)
+            events.tell("audit_started", "all rows are published; auditing the answers' law")
             limited = self.config.input.model_copy(update={"limit": self.ask.limit})
             try:
                 self.audited = self.auditor(self.config.model_copy(update={"input": limited}))
@@ -398,13 +438,14 @@ class Run:
 
     def _exit_code(self, counts: Progress, audit_failure: str | None) -> int:
         if audit_failure is not None:
-            LOG.error("audit failed: %s", audit_failure)
+            LOG.error("audit failed: %s", audit_failure, extra={"event": "audit_failed"})
             return AUDIT_FAILED
         if counts.error_share <= self.config.max_error_rate:
             return COMMITTED
         LOG.error(
             "%d of %d rows are error rows, more than max_error_rate allows (%g): see the columns error and *_error",
             counts.error_rows, counts.rows_done, self.config.max_error_rate,
+            extra={"event": "errors_exceeded"},
         )  # fmt: skip
         return TOO_MANY_ERRORS
 

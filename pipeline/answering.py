@@ -18,6 +18,7 @@ from pipeline.deadline import Deadline
 from pipeline.decode import RequestStream
 from pipeline.errors import OutOfTime, PromptError, Stopped
 from pipeline.fingerprint import request_key
+from pipeline.meter import Meter, Reason
 from pipeline.output.folder import Output
 from pipeline.output.ledger import is_current
 from pipeline.output.plan import Plan, Shard
@@ -132,6 +133,7 @@ class Answerer:
         self.prompters = prompters
         self.engine = engine
         self.output = output
+        self.meter = Meter()
         self.sampling = {task.name: task.sampling() for task in config.tasks}
         self.admission = Admission(deadline)
 
@@ -242,9 +244,11 @@ class Desk:
             shard.rows.kept.append(item.kept)
         row = shard.rows.add(item.document)
         if item.document.error is not None:
+            self.answerer.meter.error(Reason.UNREADABLE)
             self._row_done(shard)
         for task, requests in item.requests.items():
             if isinstance(requests, PromptError):
+                self.answerer.meter.error(Reason.PROMPT)
                 for sample in range(shard.rows.tasks[task]):
                     self._settle(shard, shard.rows.fail(row, task, str(requests), sample))
                 continue
@@ -268,6 +272,8 @@ class Desk:
         return self.open[shard.index]
 
     def _fill(self, place: Place, completion: Completion) -> None:
+        if completion.error is not None:
+            self.answerer.meter.error(Reason.MODEL)
         self._settle(place.shard, place.shard.rows.answer(place.row, place.task, completion, place.sample))
 
     def _settle(self, shard: ShardInHand, row_is_complete: bool) -> None:
