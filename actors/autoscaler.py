@@ -42,7 +42,7 @@ def arrange(config: JobConfig) -> Placement:
 def _arrange_when_grown(config: JobConfig, refusal: ConfigError) -> Placement:
     seconds = config.decoding.placement_timeout
     deadline = time.monotonic() + seconds
-    LOG.warning("waiting up to %g s for the autoscaler: %s", seconds, refusal)
+    LOG.warning("waiting up to %g s for the autoscaler: %s", seconds, refusal, extra={"event": "placement"})
     with _demanded(demand(config)):
         while time.monotonic() < deadline:
             try:

@@ -22,10 +22,13 @@ from actors.draft_seats import DraftSeats
 from actors.hiring import Hiring
 from actors.placement import Bundle
 from actors.replica import Replica
-from actors.report import ReplicaReport
+from actors.report import ReplicaReport, label
 from actors.roster import Roster
 from actors.seats import Seats
+from actors.telemetry import Telemetry
+from actors.telemetry import Worker as Kind
 from actors.worker import Worker, answer
+from pipeline import events
 from pipeline.errors import NightdeskError, WorkerLost
 from pipeline.work import JobWork
 
@@ -88,7 +91,9 @@ class Crew:
         cluster: Cluster,
         drafts: Drafts | None,
         notice: Callable[[str], None],
+        telemetry: Telemetry,
     ) -> None:
+        self.telemetry = telemetry
         self.work = work
         self.coordinator = coordinator
         self.hiring = hiring
@@ -107,10 +112,13 @@ class Crew:
         """Return when every shard is published; raise what ended the run before."""
         try:
             while not self.coordinator.finished:
+                self.coordinator.heed_the_deadline()
                 self._look_around()
+                self._tell_state()
                 self._poll()
         finally:
             self._go_home()
+            self.telemetry.ended()
 
     # --- who is there
 
@@ -136,6 +144,12 @@ class Crew:
             self._move_drafts(self.drafts)
         if not (self.members or self.hiring.searches) and self.hiring.failure is not None:
             raise self.hiring.failure
+
+    def _tell_state(self) -> None:
+        coordinator = self.coordinator
+        waiting = len(coordinator.waiting) + len(coordinator.suspects)
+        drafts = 0 if self.drafts is None else len(self.drafts.pool.roster.members)
+        self.telemetry.state(waiting, len(coordinator.holders), len(self.members), drafts)
 
     def _missing(self) -> int:
         """Replicas to hire: no more than find work, and than the job says."""
@@ -164,12 +178,14 @@ class Crew:
     def _employ(self, seats: Seats) -> None:
         careful = self.coordinator.careful_wanted
         name, place = self._name(), seats.apart() if careful else seats
-        worker = Worker(place.replica.create(Replica, self.work, place, self.hired), name)
+        worker = Worker(place.replica.create(Replica, self.work, place, self.hired, label(name)), name)
         self.hired += 1
+        self.telemetry.hired()
         self.members[name] = Member(worker, seats)
         self.coordinator.enlist(name, careful)
         if careful:
-            self.notice(f"{name} is a careful one: its target is in a process of its own, and it does not draft")
+            with events.about("replica_careful", replica=label(name)):
+                self.notice(f"{name} is a careful one: its target is in a process of its own, and it does not draft")
 
     def _name(self) -> str:
         self._several = self._several or bool(self.members)
@@ -186,14 +202,16 @@ class Crew:
             if node.id not in self.cluster.living:
                 self._lost(name, f"{name} is gone: {node.name} is not in the cluster any more", accident=True)
             elif node.id in ends and not self.coordinator.has_begun(name):
-                self.notice(f"{node.name} is being drained: {name} had not begun and goes at once")
+                with events.about("node_draining", replica=label(name), node=node.name):
+                    self.notice(f"{node.name} is being drained: {name} had not begun and goes at once")
                 self._left(name)
             elif self.cluster.must_leave(node.id):
                 self._lost(name, f"{name} has not ended in time: {node.name} is being drained", accident=True)
             elif node.id in ends and not member.retired:
                 member.retired = True
                 self.coordinator.retire(name)
-                self.notice(f"{node.name} is being drained{_until(ends[node.id])}: {name} ends what it has begun")
+                with events.about("node_draining", replica=label(name), node=node.name):
+                    self.notice(f"{node.name} is being drained{_until(ends[node.id])}: {name} ends what it has begun")
 
     def _move_drafts(self, drafts: Drafts) -> None:
         for name in drafts.seats.arrived():
@@ -237,6 +255,7 @@ class Crew:
         period = max(POLL_SECONDS, POLL_SHARE * len(self.members))
         member.call, member.idle_until = None, time.monotonic() + period
         self._hear_of_drafts(member, report)
+        self.telemetry.heard(name, report)
         try:
             self.coordinator.heard(name, report)
         except NightdeskError as failure:
@@ -266,6 +285,7 @@ class Crew:
 
     def _lost(self, name: str, cause: str, accident: bool = False) -> None:
         member = self._dismiss(name)
+        self.telemetry.lost(Kind.REPLICA)
         accident = accident or not member.seats.stands()
         if not accident:
             self.hiring.lost(member.seats.node, self.coordinator.has_begun(name))
@@ -274,6 +294,7 @@ class Crew:
     def _dismiss(self, name: str) -> Member:
         """End its process, and those that it owns."""
         member = self.members.pop(name)
+        self.telemetry.gone(name)
         self.vacant.append(member.seats)
         member.worker.end()
         return member

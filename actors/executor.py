@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actors.autoscaler import arrange
@@ -14,9 +15,13 @@ from actors.draft_group import DraftGroup
 from actors.draft_pool import DraftPool
 from actors.draft_seats import DraftSeats
 from actors.hiring import Hiring
+from actors.metrics import RayExport
 from actors.session import ray_session
+from actors.telemetry import Telemetry, Worker
+from pipeline import events
 from pipeline.config import JobConfig
 from pipeline.engine.assembly import BATCH, agree
+from pipeline.output.names import run_name
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 from pipeline.work import JobWork
@@ -35,19 +40,31 @@ class RayExecutor:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self._where = "Ray"
+        self.deadline: float | None = None  # Unix time at which runs have to end; here it is only told in metrics
 
     def run(self, work: JobWork, shards: list[Shard], report: Callable[[Progress], None]) -> None:
         """See `pipeline.work.Executor`."""
-        with ray_session():
+        run = run_name(work.plan.run)
+        with ray_session(), events.about(run=run):
+            telemetry = Telemetry(RayExport(), self.config.name, run, self.config.max_error_rate, self.deadline)
+            telemetry.rows(work.plan.rows, work.plan.rows - sum(shard.rows for shard in shards))
+
+            def counted(increment: Progress) -> None:
+                telemetry.count(increment)
+                report(increment)
+
             placement = arrange(self.config)
             self._where = placement.describe()
             cluster = Cluster()
             cluster.look()
             coordinator = Coordinator(
-                shards, report, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch()
-            )
-            hiring = Hiring(self.config, placement, cluster, LOG.warning)
-            Crew(work, coordinator, hiring, cluster, self._drafts(placement, cluster), LOG.warning).run()
+                shards, counted, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch(),
+                deadline=work.deadline,
+            )  # fmt: skip
+            work = replace(work, deadline=None)  # this machine's clock decides
+            hiring = Hiring(self.config, placement, cluster, _notice_seats)
+            drafts = self._drafts(placement, cluster, telemetry)
+            Crew(work, coordinator, hiring, cluster, drafts, LOG.warning, telemetry).run()
 
     def describe(self) -> str:
         """Where the last run took place."""
@@ -58,7 +75,7 @@ class RayExecutor:
         wanted = self.config.decoding.batch
         return BATCH["cuda" if self.config.target.gpus else "cpu"] if wanted == "auto" else wanted
 
-    def _drafts(self, placement: Placement, cluster: Cluster) -> Drafts | None:
+    def _drafts(self, placement: Placement, cluster: Cluster, telemetry: Telemetry) -> Drafts | None:
         if not placement.drafts:
             return None
         config, setup = self.config, agree(self.config)
@@ -66,6 +83,16 @@ class RayExecutor:
         def employ(seat: Seat, name: str) -> DraftGroup:
             return DraftGroup.at(seat, config, setup, name)
 
-        seats = DraftSeats(config, placement.drafts, cluster, employ, LOG.warning)
+        def lost(line: str) -> None:
+            telemetry.lost(Worker.DRAFT)
+            with events.about("draft_worker_lost"):
+                LOG.warning(line)
+
+        seats = DraftSeats(config, placement.drafts, cluster, employ, _notice_seats)
         limit = config.decoding.step_timeout
-        return Drafts(DraftPool(seats.create, len(placement.drafts), LOG.warning, step_timeout=limit), seats)
+        return Drafts(DraftPool(seats.create, len(placement.drafts), lost, step_timeout=limit), seats)
+
+
+def _notice_seats(line: str) -> None:
+    with events.about("placement"):
+        LOG.warning(line)

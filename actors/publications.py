@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pyarrow as pa
 
@@ -31,8 +32,9 @@ class Publications(Output):
 
     def publish(self, plan: Plan, shard: Shard, table: pa.Table, counts: Progress, seconds: float) -> bool:
         """See `Output`."""
+        began = time.monotonic()
         created = super().publish(plan, shard, table, counts, seconds)
-        self._note(Publication(shard.index, counts, created))
+        self._note(Publication(shard.index, counts, created, time.monotonic() - began))
         return created
 
     def since(self, seen: int) -> tuple[Publication, ...]:

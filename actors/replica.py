@@ -18,11 +18,13 @@ from actors.publications import Publications
 from actors.report import Order, ReplicaReport
 from actors.roster import Traits
 from actors.seats import Seats
+from actors.session import log_here
 from actors.shard_feed import ShardFeed
 from actors.target import RemoteVerifier
 from actors.target_group import TargetGroup
 from actors.watch import Watch, WatchedDrafter, WatchedVerifier
 from actors.worker import LOADING_SECONDS
+from pipeline import events
 from pipeline.answering import Answerer
 from pipeline.decode import Decoder, Drafter, Verifier
 from pipeline.engine.assembly import (
@@ -37,6 +39,8 @@ from pipeline.engine.assembly import (
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import NightdeskError, WorkerLost
 from pipeline.messages import REPLICA_BITS_FROM
+from pipeline.meter import Meter
+from pipeline.output.names import run_name
 from pipeline.records import Completion, Request
 from pipeline.stats import Progress
 from pipeline.work import JobWork
@@ -45,8 +49,10 @@ from pipeline.work import JobWork
 class Replica:
     """The actor. Its work begins with `ready`, and ends when it has been told so and has done what it had begun."""
 
-    def __init__(self, work: JobWork, seats: Seats, number: int = 0) -> None:
-        """`number`: no other replica of the run has had it."""
+    def __init__(self, work: JobWork, seats: Seats, number: int = 0, name: str = "0") -> None:
+        """`number`: no other replica of the run has had it. `name`: what logs call it, as they may call a later one."""
+        self.name = name
+        self.meter = Meter()
         self.work = work
         self.seats = seats
         self.number = number
@@ -62,6 +68,7 @@ class Replica:
 
     def ready(self) -> bool:
         """Begin, if that has not been done."""
+        log_here(run=run_name(self.work.plan.run), job=self.work.config.name, replica=self.name)
         if self.thread.ident is None:
             self.thread.start()
         return True
@@ -85,6 +92,7 @@ class Replica:
             activity=self.watch.activity(),
             returned=self.feed.returned,
             notices=tuple(self.notices),
+            vitals=self.meter.vitals(),
             failure=self.failure,
             ended=ended,
             roster_version=0 if self.drafter is None else self.drafter.roster_version,
@@ -93,9 +101,14 @@ class Replica:
 
     def _work(self) -> None:
         try:
-            self._answerer().run(self.feed, self._count)
+            answerer = self._answerer()
+            answerer.meter = self.meter
+            events.tell("replica_began", "the models are loaded")
+            answerer.run(self.feed, self._count)
         except Exception as error:  # noqa: BLE001 - the thread's last frame: the driver owns whatever it was
             self.failure = portable(error)
+            trace = "".join(traceback.format_exception(error))
+            events.tell("replica_failed", str(self.failure), traceback=trace)
         self.ended = True
 
     def _answerer(self) -> Answerer:
@@ -110,6 +123,7 @@ class Replica:
                 notice=self._notice,
                 apart=bool(self.seats.ranks),
             )  # fmt: skip
+            decoder.meter = self.meter
         work, prompters = self.work, self.work.prompters(setup.target.tokenizer())
         stream = FedStream(decoder, self.feed)
         return Answerer(work.config, work.plan, work.corpus(), prompters, stream, self.publications)
@@ -124,7 +138,7 @@ class Replica:
     def _in_workers(self, setup: Setup) -> tuple[Verifier, Drafter | None]:
         """The target in workers; what computes nothing stays in this process."""
         config, limit, ranks = self.work.config, self.work.config.decoding.step_timeout, self.seats.ranks
-        verifier = RemoteVerifier(lambda: TargetGroup(ranks, config, setup), limit, self._notice)
+        verifier = RemoteVerifier(lambda: TargetGroup(ranks, config, setup), limit, self._target_lost)
         chosen, drafter = drafting(config), None
         if chosen is None or chosen.kind != "model":
             drafter = load_drafter(config, setup)
@@ -133,8 +147,13 @@ class Replica:
         verifier.wait_ready()
         return verifier, drafter
 
+    def _target_lost(self, line: str) -> None:
+        self.meter.target_lost()
+        self._notice(line)
+
     def _notice(self, line: str) -> None:
         self.notices.append(line)
+        events.tell("replica_notice", line)
 
     def _count(self, increment: Progress) -> None:
         self.total += increment

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pipeline.meter import Vitals
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 
 if TYPE_CHECKING:
     from actors.roster import Roster
+
+
+def label(replica: str) -> str:
+    """A replica's name in logs and metrics: its number. One that never had company is 0; names are used again."""
+    return replica.removeprefix("replica ") if replica.startswith("replica ") else "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Publication:
     shard: int
     counts: Progress  # of the shard, as they are, were or will be in the replica's `total`
     created: bool = True  # by this replica
+    seconds: float = 0.0  # that publishing took
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +64,5 @@ class ReplicaReport:
     failure: Exception | None = None
     ended: bool = False  # it was told to end, and has done all it had
     roster_version: int = 0  # of the draft workers that it knows; 0: it has been told of none
+    vitals: Vitals = field(default_factory=Vitals)
     draft_losses: tuple[tuple[int, str], ...] = ()  # (home, cause) of draft workers that did not answer it

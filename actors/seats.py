@@ -142,7 +142,7 @@ class Reservation:
                 ray.get(self._ready)
                 return self.group
         except RayError as error:  # its node died at this moment, perhaps
-            LOG.info("asking again for %s: %s", self.describe(), error)
+            LOG.info("asking again for %s: %s", self.describe(), error, extra={"event": "placement"})
             self._ask_again()
         now = self.clock()
         if now >= self.deadline:
@@ -195,7 +195,7 @@ def reserve_replica(replica: ReplicaPlacement, timeout: float) -> Seats:
     with _released_on_failure(reservation):
         while (group := reservation.look()) is None:
             if reservation.overdue and not said:
-                LOG.warning("waiting for the cluster to offer %s", reservation.describe())
+                LOG.warning("waiting for the cluster to offer %s", reservation.describe(), extra={"event": "placement"})
                 said = True
             time.sleep(LOOK_SECONDS)
         return Seats.of(replica, group)

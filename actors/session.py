@@ -25,6 +25,7 @@ from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.state import state
 
 from actors.node import ACCELERATOR_LABEL, Node
+from pipeline import events
 from pipeline.errors import WorkerLost
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,6 +67,12 @@ def _refuse_silence(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
         raise WorkerLost(f"RAY_ADDRESS: nothing answers at {address} ({error}); start Ray or unset it") from error
+
+
+def log_here(**known: str) -> None:
+    """In a process that Ray has started for an actor, events go to its log, which Ray keeps, with what is known."""
+    if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+        events.write_here(**known)
 
 
 def nodes() -> list[Node]:

@@ -7,9 +7,9 @@ it. Writes nothing.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
-import sys
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.check import make_prompters, require_columns, rows_asked
+from pipeline import events
 from pipeline.audit import Audit, LawAudit, LawTest
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import list_files
@@ -34,7 +35,7 @@ TRIES = 8  # documents looked at for each that is wanted: some have no prompt
 
 def audit_job(config: JobConfig, as_json: bool = False) -> int:
     """Audit a job in this process; returns the exit code. Raises a NightdeskError for what would stop a run."""
-    found = audit(config, choose_questions(config), lambda line: print(f"audit: {line}", file=sys.stderr))
+    found = audit(config, choose_questions(config), lambda line: events.tell("audit_step", f"audit: {line}"))
     show(found, Console(highlight=False))
     code = verdict(found)
     if as_json:
@@ -46,7 +47,8 @@ def verdict(found: Audit) -> int:
     """The exit code; a failed audit is one line on standard error."""
     if found.failure is None:
         return PASSED
-    print(f"nightdesk: audit failed: {' '.join(found.failure.split())}", file=sys.stderr)
+    line = f"nightdesk: audit failed: {' '.join(found.failure.split())}"
+    events.tell("audit_failed", line, logging.ERROR, exit_code=FAILED)
     return FAILED
 
 

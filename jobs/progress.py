@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: one live line on a terminal, else a plain line every few seconds.
+"""How far a run is, on standard error: one live line on a terminal, else a plain line or event every few seconds.
 
 Adds up the increments that workers report (`pipeline/stats.py`); knows nothing of who they are.
 """
@@ -10,12 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeline import events
 from pipeline.stats import Progress
 
 FEWEST_ROWS = 4  # finished in the window, before a rate of rows means anything
@@ -97,8 +98,23 @@ class ProgressLine:
         )
 
     def _print(self) -> None:
-        print(self.line(), file=self._stream, flush=True)
+        if events.are_json() and self._stream is sys.stderr:
+            events.tell("progress", self.line(), **self._numbers())
+        else:
+            print(self.line(), file=self._stream, flush=True)
         self._printed, self._printed_at = self.total, self._clock()
+
+    def _numbers(self) -> dict[str, Any]:
+        tokens, left = self._rate_and_left()
+        return {
+            "rows_done": self.total.rows_done,
+            "rows_total": self.total.rows_total,
+            "error_rows": self.total.error_rows,
+            "new_tokens": self.total.new_tokens,
+            "tokens_per_second": round(tokens, 3),
+            "accepted_per_step": round(self.total.accepted_per_step, 3),
+            "seconds_left": None if left is None else round(left, 1),
+        }
 
     def _sample(self, now: float) -> None:
         self._samples.append((now, self.total.rows_done, self.total.new_tokens))

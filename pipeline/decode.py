@@ -18,6 +18,7 @@ from pipeline.errors import CacheMiss, NightdeskError, OutOfMemory, StepFailed, 
 from pipeline.flight import Flight, Outcome
 from pipeline.headroom import Headroom
 from pipeline.messages import DraftRequest, Proposal, VerifyReply, VerifyRequest
+from pipeline.meter import Meter
 from pipeline.records import Completion, FinishReason, Request
 from pipeline.scheduler import Homes, Scheduler, failed
 from pipeline.sequence import Sequence
@@ -100,6 +101,7 @@ class Decoder:
         self.homes = homes
         self.cohorts = cohorts
         self.notice = notice
+        self.meter = Meter()
         self.suspects = Suspects()
         self.headroom = Headroom(scheduler.limits.slots)
         self._failures: list[Outcome] = []  # to be looked into when nothing is under way any more
@@ -145,6 +147,7 @@ class Decoder:
                     break
                 self.scheduler.submit(request)
             yield from (Answer(*rejected) for rejected in self.scheduler.take_rejected())
+            self.meter.queues(len(self.scheduler.running), len(self.scheduler.waiting), self.scheduler.cohorts)
             if not self.scheduler.idle:
                 yield from self.step() if flight is None else self._steps(flight)
             elif exhausted:
@@ -210,12 +213,17 @@ class Decoder:
 
     def _carry_out(self, plan: Plan) -> Outcome:
         """Draft and verify; changes nothing here, and never raises."""
+        with self.meter.step():
+            return self._drafted_and_verified(plan)
+
+    def _drafted_and_verified(self, plan: Plan) -> Outcome:
         try:
             request = plan.verify_request(self._propose(plan))
         except Exception as error:  # noqa: BLE001 - whatever befalls a drafter costs speed alone: `_conclude` sees to it
             return Outcome(plan, draft_failure=error)
         try:
-            return Outcome(plan, request, self.verifier.verify(request))
+            with self.meter.target.at_work():
+                return Outcome(plan, request, self.verifier.verify(request))
         except Exception as error:  # noqa: BLE001 - `_conclude` and `_look_into_failures` own it
             return Outcome(plan, request, failure=error)
 
@@ -223,7 +231,8 @@ class Decoder:
         request = plan.draft_request()
         if request is None or self.drafter is None:
             return None
-        return self.drafter.propose(request)
+        with self.meter.draft.at_work():
+            return self.drafter.propose(request)
 
     def _conclude(self, outcome: Outcome) -> list[Answer]:
         """Take in what became of a plan; returns what finished."""
@@ -274,6 +283,7 @@ class Decoder:
             self.scheduler.forget_target([sequence.handle for sequence in self.scheduler.running])
             if len(handles) > 1 or self.scheduler.limits.slots > 1:
                 self.headroom.too_many(len(self.scheduler.running))
+                self.meter.halved()
                 self.notice(f"{_first_line(cause)}; going on with {self.headroom.slots} sequences at once")
                 return []
         if len(handles) == 1 and self.suspects.on_trial is None and len(self.scheduler.running) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ["NIGHTDESK_LOG"] = "text"  # as on a terminal; tests of the other way say so
 
 
 @pytest.fixture(scope="session")

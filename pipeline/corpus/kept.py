@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from pipeline.corpus.cleaning import whole
+from pipeline.corpus.plainer import without_extensions, without_views
 from pipeline.corpus.rows import Column
 
 _MISFITS = (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError)
@@ -59,28 +60,43 @@ def common(first: pa.DataType, second: pa.DataType) -> pa.DataType:
 def settled(type: pa.DataType) -> pa.DataType:
     """The type as it is written: dictionaries as their values, views as what they show, text where all was null.
 
-    Arrow can't write or pandas can't read the others inside of lists and structs.
+    Of the others there is always a reader that fails: Arrow itself, pandas or polars. Everything may be null, because
+    rows that could not be read are.
     """
     type = _values(type)
+    if isinstance(type, pa.BaseExtensionType):
+        storage = settled(type.storage_type)
+        return type if storage.equals(type.storage_type) else storage
     if kinds.is_null(type) or (kinds.is_struct(type) and type.num_fields == 0):
         return pa.string()
     if kinds.is_string_view(type) or kinds.is_binary_view(type):
         return pa.string() if kinds.is_string_view(type) else pa.binary()
     if kinds.is_struct(type):
         return pa.struct([_settled_field(field) for field in type])
-    if kinds.is_list(type):
-        return pa.list_(_settled_field(type.value_field))
-    if kinds.is_large_list(type):
-        return pa.large_list(_settled_field(type.value_field))
+    if kinds.is_list(type) or kinds.is_list_view(type):
+        return pa.list_(_settled_item(type.value_field))
+    if kinds.is_large_list(type) or kinds.is_large_list_view(type):
+        return pa.large_list(_settled_item(type.value_field))
     if kinds.is_fixed_size_list(type):
-        return pa.list_(_settled_field(type.value_field), type.list_size)
+        return pa.list_(_settled_item(type.value_field), type.list_size)
     if kinds.is_map(type):
         return pa.map_(settled(type.key_type), _settled_field(type.item_field), type.keys_sorted)
     return type
 
 
 def _settled_field(field: pa.Field) -> pa.Field:
-    return field.with_type(settled(field.type))
+    return pa.field(field.name, settled(field.type))
+
+
+def _settled_item(field: pa.Field) -> pa.Field:
+    """What a list holds. pandas reads no lists of bytes of one length, as UUIDs are, nor of short decimals."""
+    type = settled(field.type)
+    storage = type.storage_type if isinstance(type, pa.BaseExtensionType) else type
+    if kinds.is_fixed_size_binary(storage):
+        type = pa.binary()
+    elif kinds.is_decimal32(storage) or kinds.is_decimal64(storage):
+        type = pa.decimal128(storage.precision, storage.scale)
+    return pa.field(field.name, type)
 
 
 def fit(column: Column, type: pa.DataType, name: str) -> tuple[pa.Array, dict[int, str]]:
@@ -115,16 +131,18 @@ def plain(array: pa.Array) -> list[Any]:
 
     Times are integers in nanoseconds (dates in days).
     """
+    return _plain(without_extensions(without_views(array)))
+
+
+def _plain(array: pa.Array) -> list[Any]:
     type = array.type
-    if isinstance(array, pa.ExtensionArray):
-        return plain(array.storage)
     if kinds.is_dictionary(type):
-        return plain(array.dictionary_decode())
+        return _plain(array.dictionary_decode())
     if kinds.is_map(type):
         entry = pa.struct([type.key_field, type.item_field])
-        return plain(array.cast(pa.list_(entry)))
+        return _plain(array.cast(pa.list_(entry)))
     if kinds.is_struct(type):
-        rows = zip(*(plain(child) for child in array.flatten()), strict=True) if type.num_fields else ()
+        rows = zip(*(_plain(child) for child in array.flatten()), strict=True) if type.num_fields else ()
         names = [field.name for field in type]
         valid = array.is_valid().to_pylist()
         filled = [dict(zip(names, row, strict=True)) for row in rows] or [{} for _ in valid]
@@ -140,7 +158,7 @@ def plain(array: pa.Array) -> list[Any]:
     try:
         return array.to_pylist()
     except UnicodeDecodeError:  # strings that are none
-        return plain(array.cast(pa.large_binary()))
+        return _plain(array.cast(pa.large_binary()))
 
 
 def plain_value(column: Column, row: int) -> Any:
@@ -150,7 +168,7 @@ def plain_value(column: Column, row: int) -> Any:
 
 def _plain_lists(array: pa.Array) -> list[Any]:
     lists: list[Any] = []
-    items, taken = plain(array.flatten()), 0
+    items, taken = _plain(array.flatten()), 0
     for scalar in array:
         if not scalar.is_valid:
             lists.append(None)
@@ -174,6 +192,9 @@ def _plain_times(array: pa.Array) -> list[Any]:
 def _fit_array(array: pa.Array, type: pa.DataType) -> pa.Array:
     if kinds.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if isinstance(array, pa.ExtensionArray) and not isinstance(type, pa.BaseExtensionType):
+        array = array.storage
+    array = without_views(array)
     if not array.type.equals(type):
         if not _convertible(array.type, type):
             raise TypeError(f"{array.type} is not {type}")

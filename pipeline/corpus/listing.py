@@ -84,7 +84,7 @@ def list_files(input: ListedInput) -> list[InputFile]:
     files = {entry.path: _describe(entry, root, input.format) for entry in found}
     listed = sorted((file for file in files.values() if file), key=lambda file: file.path)
     if not listed:
-        _LOG.warning("%s: no input files", ", ".join(input.paths))
+        _LOG.warning("%s: no input files", ", ".join(input.paths), extra={"event": "input_skipped"})
     return listed
 
 
@@ -218,7 +218,7 @@ def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
     if chosen is None:
         return None
     if entry.size == 0:
-        _LOG.warning("%s is empty", entry.path)
+        _LOG.warning("%s is empty", entry.path, extra={"event": "input_skipped"})
     return InputFile(entry.path, entry.path[len(root) :].lstrip("/"), entry.size, entry.etag, chosen)
 
 
@@ -235,5 +235,5 @@ def _choose(entry: _Found, format: str) -> str | None:
             f"also with {' or '.join(_COMPRESSIONS)}); set input.format"
         )
     reason = "its extension is not known" if format == "auto" else f"not {format} by its name; use a glob to read it"
-    _LOG.warning("%s skipped: %s", entry.path, reason)
+    _LOG.warning("%s skipped: %s", entry.path, reason, extra={"event": "input_skipped"})
     return None

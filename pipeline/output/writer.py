@@ -82,7 +82,8 @@ def part_bytes(table: pa.Table, footer: Footer, compression: str = "zstd") -> by
 
 def schema_bytes(schema: pa.Schema) -> bytes:
     """The part without rows that readers meet first."""
-    return part_bytes(schema.empty_table(), Footer(0, None))
+    empty = pa.Table.from_batches([], schema)  # `schema.empty_table()` knows no extension types inside of others
+    return part_bytes(empty, Footer(0, None))
 
 
 def counts_from(document: dict[str, Any]) -> Progress:

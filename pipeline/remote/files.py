@@ -174,7 +174,8 @@ class Files:
                 if now + pause > deadline or not (renewable or kind is Kind.PASSING):
                     raise self.failure(kind, doing, path, reason) from error
             if not told and time.monotonic() > deadline - PATIENCE_SECONDS + TOLD_AFTER_SECONDS:
-                LOG.warning("%s: %s fails (%s); trying again", scrub(self.url(path)), doing, reason)
+                url = scrub(self.url(path))
+                LOG.warning("%s: %s fails (%s); trying again", url, doing, reason, extra={"event": "storage_retried"})
                 told = True
             if kind is not Kind.DENIED:
                 time.sleep(random.uniform(pause / 2, pause))

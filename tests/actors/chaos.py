@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from tests.actors.gpu_nodes import DRAFTS, TARGETS, seated
 from tests.actors.growing import nodes_added
 
 ABSENCE = 2.0  # seconds for which a killed node is away
+STARTERS = ThreadPoolExecutor(1, "nodes")  # nodes die with the thread that started them: this one lives on
 
 
 class Chaos:
@@ -42,7 +44,7 @@ class Chaos:
             self._over.set()
             thread.join()
             for _, settings in self._away:
-                self._bring_back(settings)
+                STARTERS.submit(self._bring_back, settings).result()
             self._away.clear()
 
     def _rage(self) -> None:
@@ -82,7 +84,7 @@ class Chaos:
         due = [away for away in self._away if away[0] <= time.monotonic()]
         for away in due:
             self._away.remove(away)
-            self._bring_back(away[1])
+            STARTERS.submit(self._bring_back, away[1]).result()
 
     def _bring_back(self, settings: dict[str, Any]) -> None:
         with patch("ray._private.utils.set_sigterm_handler"):  # which only the main thread may set

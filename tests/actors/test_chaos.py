@@ -15,7 +15,7 @@ from pipeline.config import JobConfig
 from pipeline.errors import NightdeskError
 from tests.actors.chaos import Chaos, stormy_nodes
 from tests.actors.gpu_nodes import DRAFT, TARGET, seated, state_of_cluster
-from tests.actors.growing import standing_groups, wait_until
+from tests.actors.growing import alive, standing_groups, wait_until
 from tests.actors.tiny_job import alone, answers, nearly, tiny_job
 from tests.models import tiny_folder
 
@@ -71,11 +71,13 @@ def test_thirty_runs_survive_random_kills_of_everything(
 ) -> None:
     struck: list[str] = []
     with stormy_nodes(ray_cluster, targets=2, drafts=3) as nodes:
+        present = alive()
         for seed in range(RUNS):
             rng = random.Random(seed)
             folder = tmp_path / str(seed)
             folder.mkdir()
             config = job(folder, models, replicas=1 + seed % 2, drafts=2)
+            wait_until(lambda: alive() == present, 60)  # whoever was killed in the last run is back
             moments = [rng.uniform(0, 25) for _ in range(rng.randint(2, 4))]
             chaos = Chaos(ray_cluster, nodes, VICTIMS, moments, seed)
             taken = survive(config, chaos, alone(config, ROWS))

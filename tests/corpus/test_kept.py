@@ -80,6 +80,24 @@ def test_nested_views_and_dictionaries_are_written_plainly_and_read_by_pandas(vi
     assert list(frame["map"][0]) == [("k", value)]
 
 
+@pytest.mark.parametrize("wrap", [pa.list_, pa.large_list, lambda item: pa.list_(item, 2)])
+def test_lists_hold_what_pandas_reads(wrap: Any) -> None:
+    assert settled(wrap(pa.binary(16))) == wrap(pa.binary())
+    assert settled(wrap(pa.uuid())) == wrap(pa.binary())
+    assert settled(wrap(pa.decimal32(5, 2))) == wrap(pa.decimal128(5, 2))
+    assert settled(wrap(pa.json_())) == wrap(pa.json_())
+    assert settled(pa.struct([("a", pa.binary(16))])) == pa.struct([("a", pa.binary(16))])
+
+
+def test_nothing_that_is_written_must_not_be_null() -> None:
+    whole = pa.field("a", pa.int32(), nullable=False)
+    fitted, misfits = fit(pa.array([{"a": 1}], pa.struct([whole])), settled(pa.struct([whole])), "c")
+    table = pa.table({"c": pa.concat_arrays([fitted, pa.nulls(1, fitted.type)])})
+    pq.write_table(table, pa.BufferOutputStream())
+    assert misfits == {}
+    assert settled(pa.list_(whole)) == pa.list_(pa.int32())
+
+
 def test_what_only_nulls_were_seen_of_is_written_as_text() -> None:
     assert settled(pa.null()) == pa.string()
     assert settled(pa.list_(pa.null())) == pa.list_(pa.string())

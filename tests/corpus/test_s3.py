@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pipeline.output.coverage import same_content
 
 from pipeline.config import InputConfig
 from pipeline.corpus.lines import opened
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.corpus.readers import Corpus, RowRange
 from pipeline.errors import CorpusError, OutputError, StoreError
+from pipeline.output.ledger import same_content
 from pipeline.remote import files
 from tests.corpus.reading import read_corpus, texts
 from tests.s3.bucket import Bucket

@@ -15,7 +15,8 @@ from jobs import check, estimate
 from jobs.check import Prompts, check_job, examine
 from jobs.cli import main
 from pipeline.config import JobConfig, parse_config
-from pipeline.errors import ConfigError, CorpusError, ModelError, NightdeskError
+from pipeline.errors import ConfigError, CorpusError, ModelError, NightdeskError, OutputError
+from tests.s3.bucket import Bucket
 
 CONTEXT = 512
 
@@ -107,6 +108,22 @@ def test_a_draft_model_takes_memory_too(job: Job, model: str) -> None:
 def test_nothing_is_written(job: Job, tmp_path: Path) -> None:
     examine(job())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_job_from_s3_to_s3_is_checked_as_any_other(job: Job, tmp_path: Path, s3: Bucket) -> None:
+    s3.put("in/stories.jsonl", (tmp_path / "stories.jsonl").read_bytes())
+    input = {"path": f"{s3.url}/in/*.jsonl", "id": "doc_id", "text": "body"}
+    findings = examine(job(input=input, output={"path": f"{s3.url}/out", "rows_per_shard": 2}))
+    assert (findings.files, findings.rows, findings.answered, findings.shards) == (1, 5, 0, 3)
+    assert s3.keys() == ["in/stories.jsonl"]
+    for sections, error in (
+        ({"input": {**input, "path": f"{s3.url}/nowhere"}}, CorpusError),
+        ({"input": {**input, "path": "s3://no-such-bucket/in"}}, CorpusError),
+        ({"input": input, "output": {"path": "s3://no-such-bucket/out"}}, OutputError),
+        ({"input": input, "output": {"path": f"{s3.url}/in"}}, OutputError),
+    ):
+        with pytest.raises(error):
+            examine(job(**sections))
 
 
 def test_a_limit_narrows_the_rows(job: Job, tmp_path: Path) -> None:
