@@ -113,7 +113,8 @@ class TestNights:
 class TestRights:
     def test_the_cron_jobs_role_allows_what_its_script_does_and_no_more(self) -> None:
         role = kind("kuberay/access.yaml", "Role")
-        assert role["rules"] == [{"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get", "list"]}]
+        (rule,) = role["rules"]
+        assert rule == {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get", "list"]}
         binding = kind("kuberay/access.yaml", "RoleBinding")
         assert binding["roleRef"]["name"] == role["metadata"]["name"]
         script = pods()["cronjob"]["containers"][0]["args"][0]
