@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from actors.report import Order, Publication, ReplicaReport, label
 from actors.shard_feed import AHEAD
 from pipeline import events
-from pipeline.errors import OutOfMemory, WorkerLost
+from pipeline.deadline import Deadline
+from pipeline.errors import OutOfMemory, OutOfTime, WorkerLost
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 
@@ -76,11 +77,13 @@ class Coordinator:
         careful: bool = False,
         clock: Callable[[], float] = time.monotonic,
         handful: int = 1000,
+        deadline: Deadline | None = None,
     ) -> None:
         """`report` is told increments (negative ones where work was lost), `notice` lines for people.
 
         `handful`: a replica that has so many rows in hand, and more than one shard, gets no other. `careful`: there are
-        replicas that survive whatever a document does to a model (see `enlist`).
+        replicas that survive whatever a document does to a model (see `enlist`). Shards that could not be published
+        before the `deadline` are not handed out.
         """
         self.waiting = deque(shards)
         self.suspects: deque[Shard] = deque()  # waiting too, for a careful replica
@@ -89,6 +92,7 @@ class Coordinator:
         self.careful = careful
         self.clock = clock
         self.handful = handful
+        self.deadline = deadline
         self.unpublished = {shard.index for shard in self.waiting}
         self.credits: dict[int, Credit] = {}
         self.charges: dict[str, Charge] = {}
@@ -98,6 +102,7 @@ class Coordinator:
         self.losses_before_work = 0  # in a row
         self._several = False
         self._seconds = 0.0  # that the published shards took
+        self._rows = 0  # that they have
 
     @property
     def finished(self) -> bool:
@@ -108,13 +113,24 @@ class Coordinator:
     def hands_wanted(self) -> int:
         """Replicas that would find work beside those who are there."""
         free = sum(charge.free for charge in self.charges.values())
-        return max(0, len(self.waiting) - free) + self.careful_wanted
+        waiting = len(self.waiting) if self._can_begin(self.waiting) else 0
+        return max(0, waiting - free) + self.careful_wanted
 
     @property
     def careful_wanted(self) -> bool:
         """The next replica should be a careful one."""
         there = any(charge.careful and not charge.closing for charge in self.charges.values())
-        return bool(self.suspects) and not there
+        return self._can_begin(self.suspects) and not there
+
+    def heed_the_deadline(self) -> None:
+        """OutOfTime when it has come, and as soon as nothing is in hand and nothing can be begun before it."""
+        if self.deadline is None:
+            return
+        if self.deadline.passed:
+            raise OutOfTime(f"the deadline, {self.deadline}, has come")
+        at_work = any(charge.in_hand for charge in self.charges.values())
+        if self.unpublished and not (at_work or self._can_begin(self.waiting) or self._can_begin(self.suspects)):
+            raise OutOfTime(f"what is left cannot be done until {self.deadline}")
 
     def enlist(self, replica: str, careful: bool = False) -> None:
         """A replica was started. A careful one is given shards that others were lost with, and no other is."""
@@ -202,7 +218,8 @@ class Coordinator:
 
     def _choose(self, replica: str, charge: Charge) -> list[Shard]:
         if charge.careful:  # one at a time, so that it is known whose fault it was
-            return [self.suspects.popleft()] if charge.wants and self.suspects and not charge.in_hand else []
+            ready = charge.wants and not charge.in_hand and self._can_begin(self.suspects)
+            return [self.suspects.popleft()] if ready else []
         others = sum(not (each.closing or each.careful) for each in self.charges.values())
         fair = max(len(self.waiting) // others, 0 if charge.in_hand else 1)  # the last ones are for those who have none
         rows = sum(held.shard.rows for held in charge.in_hand.values())
@@ -210,9 +227,11 @@ class Coordinator:
         while self.waiting and len(give) < min(charge.wants, fair):
             if rows >= self.handful and len(charge.in_hand) + len(give) >= AHEAD:
                 break  # it reads far ahead; what it has not begun to answer is better off with others
+            if not self._can_begin(self.waiting, rows):
+                break
             give.append(self.waiting.popleft())
             rows += give[-1].rows
-        if charge.wants and not self.waiting and not give and not charge.in_hand:
+        if charge.wants and not self._can_begin(self.waiting) and not give and not charge.in_hand:
             return self._repeated(replica)
         return give
 
@@ -237,10 +256,17 @@ class Coordinator:
         if charge.in_hand:
             return False
         if charge.careful:
-            return not self.suspects
-        if self.waiting:
+            return not self._can_begin(self.suspects)
+        if self._can_begin(self.waiting):
             return False
         return not any(map(self._repeatable, self.holders))
+
+    def _can_begin(self, queue: deque[Shard], rows: int = 0) -> bool:
+        """Is there a next one, and time for it, with a replica that has so many rows to answer before?"""
+        if not queue or self.deadline is None:
+            return bool(queue)
+        per_row = self._seconds / self._rows if self._rows else 0.0
+        return (rows + queue[0].rows) * per_row < self.deadline.left
 
     def _repeatable(self, index: int) -> bool:
         """One replica has it, and nobody has been lost with it."""
@@ -254,6 +280,7 @@ class Coordinator:
         if held is not None:
             self._release(replica, charge, index)
             self._seconds += now - max(held.since, charge.rested)
+            self._rows += held.shard.rows
         charge.rested = now
         first = self.credits.get(index)
         if first is None:

@@ -112,6 +112,7 @@ class Crew:
         """Return when every shard is published; raise what ended the run before."""
         try:
             while not self.coordinator.finished:
+                self.coordinator.heed_the_deadline()
                 self._look_around()
                 self._tell_state()
                 self._poll()

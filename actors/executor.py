@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actors.autoscaler import arrange
@@ -57,8 +58,10 @@ class RayExecutor:
             cluster = Cluster()
             cluster.look()
             coordinator = Coordinator(
-                shards, counted, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch()
-            )
+                shards, counted, LOG.warning, careful=not placement.separate, handful=BATCHES_IN_HAND * self._batch(),
+                deadline=work.deadline,
+            )  # fmt: skip
+            work = replace(work, deadline=None)  # this machine's clock decides
             hiring = Hiring(self.config, placement, cluster, _notice_seats)
             drafts = self._drafts(placement, cluster, telemetry)
             Crew(work, coordinator, hiring, cluster, drafts, LOG.warning, telemetry).run()

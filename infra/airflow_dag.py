@@ -1,7 +1,7 @@
 """nightdesk as an Airflow DAG: one task that submits the night's run to a Ray cluster and follows it.
 
-Copy it into the DAGs folder (Airflow 2.9 or newer, or 3). It imports Airflow only: nightdesk has a folder and an
-environment of its own on the worker, and is called as a command.
+Copy it into the DAGs folder (Airflow 2.9 or newer, or 3; Python 3.11). It imports Airflow only: nightdesk has a folder
+and an environment of its own on the worker, and is called as a command.
 """
 
 from __future__ import annotations

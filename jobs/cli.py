@@ -11,10 +11,7 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +20,14 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from jobs.account import Account
+from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, trace, write_log
 from pipeline import events
-from pipeline.config import load_config
-from pipeline.errors import ConfigError, NightdeskError
+from pipeline.config import JobConfig, load_config
+from pipeline.deadline import parse_deadline
+from pipeline.errors import ConfigError
 from pipeline.remote.secrets import scrub
 
-INTERNAL_ERROR, USAGE_ERROR, STOPPED = 1, 2, 4
 Work = Callable[[], int]  # does what a command line asked for; returns the exit code
 
 app = typer.Typer(
@@ -42,6 +41,25 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job file (YA
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: decoding.draft_tokens=4, tasks.0.prompt=…"),
+]
+
+
+Limit = Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")]
+Reanswer = Annotated[
+    bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
+]
+AllowDeletions = Annotated[
+    bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until", metavar="HH:MM", help="Begin nothing that would not be done by then, and stop (exit code 4)."
+    ),
 ]
 
 
@@ -59,23 +77,18 @@ def _options(
 def run(
     config: Config,
     overrides: Overrides = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Answer at most this many documents.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what the output holds and start over.")] = False,
-    reanswer: Annotated[
-        bool, typer.Option("--reanswer", help="Replace answers that another prompt, model or parameter gave.")
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again about documents whose answer is an error.")
-    ] = False,
-    allow_deletions: Annotated[
-        bool, typer.Option("--allow-deletions", help="Remove rows even if over a tenth of the documents are gone.")
-    ] = False,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
 ) -> Work:
     """Answer every document that has no answer yet; the same command again continues."""
 
     def work() -> int:
-        if fresh and reanswer:
-            raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
+        _refuse_contradiction(fresh, reanswer)
+        deadline = None if until is None else parse_deadline(until)
         job = load_config(config, overrides or ())
         from jobs.run import execute
 
@@ -86,7 +99,136 @@ def run(
             reanswer=reanswer,
             retry_failed=retry_failed,
             allow_deletions=allow_deletions,
+            deadline=deadline,
         )
+
+    return work
+
+
+def _refuse_contradiction(fresh: bool, reanswer: bool) -> None:
+    if fresh and reanswer:
+        raise ConfigError("--reanswer: replaces old answers in their place, and --fresh removes them; give one")
+
+
+@app.command()
+def nightly(
+    config: Config,
+    overrides: Overrides = None,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
+) -> Work:
+    """Run, for a schedule: alone on the output, done by a deadline, one line at the end, and hooks."""
+
+    def work() -> int:
+        from jobs.nightly import run_night
+
+        def execute(job: JobConfig, account: Account) -> int:
+            _refuse_contradiction(fresh, reanswer)
+            deadline = None if until is None else parse_deadline(until)
+            from jobs.run import execute
+
+            return execute(
+                job,
+                limit=limit,
+                fresh=fresh,
+                reanswer=reanswer,
+                retry_failed=retry_failed,
+                allow_deletions=allow_deletions,
+                deadline=deadline,
+                alone=True,
+                account=account,
+            )
+
+        return run_night(config.stem, lambda: load_config(config, overrides or ()), execute)
+
+    return work
+
+
+@app.command()
+def submit(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="The job file (YAML); it is sent along, wherever it is.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="URL",
+            help="The cluster's dashboard, http://HOST:8265; else RAY_API_SERVER_ADDRESS or RAY_ADDRESS.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Stay, print the job's log, and end with its exit code.")
+    ] = False,
+    attach: Annotated[
+        str | None, typer.Option("--attach", metavar="ID", help="Follow a job that was submitted before.")
+    ] = None,
+    cancel: Annotated[
+        str | None, typer.Option("--cancel", metavar="ID", help="Stop a job, and wait for that; submit continues it.")
+    ] = None,
+    as_nightly: Annotated[
+        bool, typer.Option("--nightly", help="Run it as nightly does: alone on the output, with line and hooks.")
+    ] = False,
+    overrides: Overrides = None,
+    limit: Limit = None,
+    fresh: Fresh = False,
+    reanswer: Reanswer = False,
+    retry_failed: RetryFailed = False,
+    allow_deletions: AllowDeletions = False,
+    until: Until = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="KEY=VALUE", help="Set a variable for the job; whoever sees the dashboard sees it."
+        ),
+    ] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", metavar="ID", help="Name of this submission; Ray makes one up by default.")
+    ] = None,
+    driver_cpus: Annotated[
+        float, typer.Option(min=0, metavar="N", help="Cores to reserve for the driver; 0 on the head node.")
+    ] = 0.0,
+    driver_labels: Annotated[
+        list[str] | None,
+        typer.Option("--driver-label", metavar="KEY=VALUE", help="Ray node label that the driver's machine must have."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option("--python", metavar="PATH", help="The interpreter, on the cluster's machines.")
+    ] = "python",
+) -> Work:
+    """Run a job on a Ray cluster, with the code that is in this folder."""
+
+    def work() -> int:
+        from jobs import submit as jobs
+
+        if cancel is not None or attach is not None:
+            if config is not None or (cancel is not None and attach is not None):
+                raise ConfigError("submit: give one of CONFIG, --attach and --cancel")
+            return jobs.attach(address, attach) if attach is not None else jobs.cancel(address, str(cancel))
+        if config is None:
+            raise ConfigError("submit: give a job file, or --attach or --cancel with the id of a job")
+        _refuse_contradiction(fresh, reanswer)
+        flags = {
+            "--fresh": fresh, "--reanswer": reanswer, "--retry-failed": retry_failed,
+            "--allow-deletions": allow_deletions,
+        }  # fmt: skip
+        options = [flag for flag, given in flags.items() if given]
+        options += [] if limit is None else ["--limit", str(limit)]
+        options += [] if until is None else ["--until", str(parse_deadline(until))]  # as it is meant here
+        request = jobs.Request(
+            config=config,
+            overrides=tuple(overrides or ()),
+            command="nightly" if as_nightly else "run",
+            options=tuple(options),
+            environment=jobs.assignments("--env", environment or ()),
+            job_id=job_id,
+            driver=jobs.DriverWish(driver_cpus, jobs.assignments("--driver-label", driver_labels or ())),
+            python=python,
+        )
+        return jobs.submit(request, address, follow)
 
     return work
 
@@ -171,15 +313,11 @@ def main(args: Sequence[str] | None = None) -> int:
     with _sigterm_interrupts(), events.written():
         try:
             return _work(args)()
-        except KeyboardInterrupt as stop:
-            return _fail(stop, "stopped; the same command continues where this one ended", STOPPED)
         except TyperException as usage:
-            return _fail(usage, f"{usage.format_message().rstrip('.')} (see nightdesk --help)", USAGE_ERROR)
-        except Exception as error:  # noqa: BLE001 - the last frame of the process: everything ends in one line
-            known = _named(error)
-            if known is not None:
-                return _fail(error, str(known), known.exit_code)
-            return _fail(error, _internal(error), INTERNAL_ERROR)
+            said = f"{usage.format_message().rstrip('.')} (see nightdesk --help)"
+            return _fail(usage, Failure(USAGE_ERROR, said))
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the process's last frame: all end in a line
+            return _fail(error, failure_of(error))
 
 
 def _work(args: Sequence[str] | None) -> Work:
@@ -206,46 +344,16 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _named(error: Exception) -> NightdeskError | None:
-    """The named failure that this is, itself or as the cause that Ray wraps with a trace of its own."""
-    cause = getattr(error, "cause", None)
-    for candidate in (cause, error):
-        if isinstance(candidate, NightdeskError):
-            return candidate
-    return None
-
-
-def _fail(error: BaseException, message: str, code: int) -> int:
+def _fail(error: BaseException, failure: Failure) -> int:
+    message = failure.message
+    if failure.code == INTERNAL_ERROR and not debugging():
+        message += f" (traceback in {write_log(error)})"
     line = scrub(" ".join(message.split()))
     if events.are_json():
-        trace = {"traceback": _trace(error)} if _debugging() else {}
-        events.tell("failed", line, logging.ERROR, exit_code=code, **trace)
-        return code
-    if _debugging():
-        print(_trace(error), file=sys.stderr, end="")
+        traced = {"traceback": trace(error)} if debugging() else {}
+        events.tell("failed", line, logging.ERROR, exit_code=failure.code, **traced)
+        return failure.code
+    if debugging():
+        print(trace(error), file=sys.stderr, end="")
     print(f"nightdesk: {line}", file=sys.stderr)
-    return code
-
-
-def _debugging() -> bool:
-    return os.environ.get("NIGHTDESK_DEBUG", "0") not in ("", "0")
-
-
-def _internal(error: Exception) -> str:
-    first = scrub((str(error).strip().splitlines() or [""])[0])
-    summary = f"internal error: {type(error).__name__}: {first}"
-    return summary if _debugging() else f"{summary} (traceback in {_write_log(error)})"
-
-
-def _write_log(error: Exception) -> str:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    with tempfile.NamedTemporaryFile(
-        "w", prefix=f"nightdesk-{stamp}-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        log.write(_trace(error))
-    return log.name
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback, without what exceptions of other packages may quote of credentials."""
-    return scrub("".join(traceback.format_exception(error)))
+    return failure.code

@@ -17,13 +17,16 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from jobs.account import Account
 from jobs.closing import print_answers
+from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
 from jobs.progress import ProgressLine
 from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
-from pipeline.errors import NightdeskError, OutputError, Stopped
+from pipeline.deadline import Deadline
+from pipeline.errors import Busy, NightdeskError, OutOfTime, OutputError, Stopped, StoreError
 from pipeline.fingerprint import answer_values, digest
 from pipeline.output.claim import Claim
 from pipeline.output.compaction import merge
@@ -37,7 +40,6 @@ from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
 
 LOG = logging.getLogger(__name__)
-COMMITTED, TOO_MANY_ERRORS, AUDIT_FAILED = 0, 3, 5
 Auditor = Callable[[JobConfig], Audit]
 VERSIONS = ("nightdesk", "torch", "transformers", "ray", "pyarrow", "pandas", "numpy")
 
@@ -94,15 +96,21 @@ def execute(
     reanswer: bool = False,
     retry_failed: bool = False,
     allow_deletions: bool = False,
+    deadline: Deadline | None = None,
+    alone: bool = False,
+    account: Account | None = None,
     executor: Executor | None = None,
     models: Models | None = None,
     auditor: Auditor | None = None,
 ) -> int:
     """Run a job to its end; returns the exit code 0, 3 or 5, raises a `NightdeskError` for every other end.
 
-    `limit` overrides `input.limit`, `retry_failed` adds to the job file's. The executor is Ray by default, and so is
+    `limit` overrides `input.limit`, `retry_failed` adds to the job file's. At the `deadline` the run ends with
+    OutOfTime; with `alone` it is Busy if somebody else is at work on the output. In the `account` stands what was
+    done, whichever way it ends. The executor is Ray by default, and so is
     who audits, where the job asks for that; `models` are found on disk by default.
     """
+    account = Account() if account is None else account
     refuse_overlap(config.input, config.output.path)
     models = models or _models_on_disk(config)
     ask = dataclasses.replace(
@@ -120,8 +128,15 @@ def execute(
                 f"output.path: process {claim.other.pid} on {claim.other.host} is at work in "
                 f"{output.store.location}, and --fresh would remove what it writes; stop it first"
             )
-        shared = claim.other is not None
-        return Run(config, output, ask, models, executor or _ray(config), shared, auditor or _audited_on_ray).execute()
+        other = claim.rival() if alone else claim.other
+        if alone and other is not None:
+            raise Busy(
+                f"output.path: process {other.pid} on {other.host} is at work in {output.store.location}; "
+                "nothing was done, and the same command does what is left when that has ended"
+            )
+        shared, auditor = other is not None, auditor or _audited_on_ray
+        run = Run(config, output, ask, models, executor or _ray(config), shared, auditor, deadline, account)
+        return run.execute()
 
 
 def _models_on_disk(config: JobConfig) -> Models:
@@ -179,6 +194,8 @@ class Run:
         executor: Executor,
         shared: bool,
         auditor: Auditor,
+        deadline: Deadline | None,
+        account: Account,
     ) -> None:
         self.config = config
         self.output = output
@@ -187,6 +204,8 @@ class Run:
         self.executor = executor
         self.shared = shared  # somebody else is at work on the same output
         self.auditor = auditor
+        self.deadline = deadline
+        self.account = account
         self.audited: Audit | None = None
         self.started = time.time()
 
@@ -206,7 +225,9 @@ class Run:
         elif self.ask.fresh and (rows := sum(map(self._published_rows, self.output.live_plans()))):
             line = f"starting over: {rows} rows in {self.output.store.location} will be removed"
             events.tell("run_restarted", line, rows=rows)
+        self.account.left = None
         planned = self._new_plan()
+        self.account.left = 0 if planned is None else planned.rows
         if planned is not None:
             return self._carry_out(planned, continued=False)
         return self._nothing_to_do() if code is None else code
@@ -274,6 +295,7 @@ class Run:
         if continued:
             dropped += [s for s in missing if s not in dropped and self._is_overtaken(s)]
         session = Session(plan, continued, dropped, sorted(changed))
+        before = {shard.index for shard in missing}
         lost = {shard.index for shard in dropped}
         todo = [shard for shard in missing if shard.index not in lost]
         if self.shared:
@@ -281,11 +303,30 @@ class Run:
         try:
             self._run_shards(session, todo)
         except KeyboardInterrupt:
-            raise Stopped(
-                f"stopped: {self._published_rows(plan)} of {plan.rows} rows are published, "
-                "and the same command continues"
-            ) from None
+            raise Stopped(f"stopped: {self._published_so_far(plan)}") from None
+        except OutOfTime:
+            raise OutOfTime(f"stopped for the deadline, {self.deadline}: {self._published_so_far(plan)}") from None
+        finally:
+            self._enter(session, before)
         return session
+
+    def _published_so_far(self, plan: Plan) -> str:
+        return f"{self._published_rows(plan)} of {plan.rows} rows are published, and the same command continues"
+
+    def _enter(self, session: Session, before: set[int]) -> None:
+        """Into the account: what became of the shards that had not been published `before`."""
+        try:
+            missing = self.output.missing(session.plan)
+        except StoreError:  # which is probably what ended the run
+            self.account.left = None
+            return
+        still = {shard.index for shard in missing}
+        done = [shard for shard in session.plan.shards if shard.index in before and shard.index not in still]
+        self.account.run = run_name(session.plan.run)
+        self.account.replaced += sum(shard.rows for shard in done if shard.amends is not None)
+        self.account.new += sum(shard.rows for shard in done if shard.amends is None)
+        self.account.failed += session.total.error_rows
+        self.account.left = sum(shard.rows for shard in missing)
 
     def _is_overtaken(self, shard: Shard) -> bool:
         """Is the part that it amends, and has not amended, not what it was when the plan was made?"""
@@ -302,12 +343,19 @@ class Run:
         started = time.monotonic()
         with ProgressLine() as line:
             line.report(before)
-            if todo:
-                self.executor.run(JobWork(self.config, plan), list(todo), line.report)
-            session.total = line.total - before
+            try:
+                if todo:
+                    self._refuse_lateness()
+                    self.executor.run(JobWork(self.config, plan, self.deadline), list(todo), line.report)
+            finally:
+                session.total = line.total - before
         session.answering_seconds = time.monotonic() - started
         unpublished = {shard.index for shard in self.output.missing(plan)} & {shard.index for shard in todo}
         assert not unpublished, f"the executor returned, but shards {sorted(unpublished)} are not published"
+
+    def _refuse_lateness(self) -> None:
+        if self.deadline is not None and self.deadline.passed:
+            raise OutOfTime(f"the deadline, {self.deadline}, has come")
 
     def _published_rows(self, plan: Plan) -> int:
         return plan.rows - sum(shard.rows for shard in self.output.missing(plan))
@@ -330,6 +378,7 @@ class Run:
         dropped = [shard.index for shard in self.output.missing(plan)]
         # A document that moved to another folder has its new row there before the old one goes.
         cuts = [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))]
+        self.account.removed += sum(cut.count for cut in plan.cuts if cut.part not in cuts)
         audit = self._audit(counts)
         sound = audit is None or audit.passed
         whole = not dropped and not cuts
@@ -357,6 +406,8 @@ class Run:
         if not self.config.audit or counts.rows_done == counts.error_rows:
             return None
         if self.audited is None:
+            if self.deadline is not None and self.deadline.passed:
+                raise OutOfTime(f"no time for the audit until {self.deadline}: the same command continues with it")
             events.tell("audit_started", "all rows are published; auditing the answers' law")
             limited = self.config.input.model_copy(update={"limit": self.ask.limit})
             try:
@@ -375,6 +426,7 @@ class Run:
             return COMMITTED
         answering = [plan for plan in live if not plan.merges]
         last = answering[-1].run
+        self.account.run = run_name(last)
         summary = self.output.summary(last)
         assert summary is not None, f"run {last} is open, but nothing is left to do"
         failure = (summary.get("audit") or {}).get("failure") if self.config.audit else None

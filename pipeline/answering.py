@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from pipeline.config import JobConfig
 from pipeline.corpus.readers import Corpus
+from pipeline.deadline import Deadline
 from pipeline.decode import RequestStream
-from pipeline.errors import PromptError, Stopped
+from pipeline.errors import OutOfTime, PromptError, Stopped
 from pipeline.fingerprint import request_key
 from pipeline.meter import Meter, Reason
 from pipeline.output.folder import Output
@@ -63,6 +64,35 @@ class SkippedShard:
 Prepared = PreparedRow | ReadShard | SkippedShard
 
 
+class Admission:
+    """Which shards are begun: those that can be finished before the deadline, if there is one.
+
+    The thread that reads asks, and the one that publishes tells.
+    """
+
+    def __init__(self, deadline: Deadline | None) -> None:
+        self.deadline = deadline
+        self.closed = False  # a shard has been turned away, and so is every later one
+        self.rows_begun = self.rows_done = 0
+        self.started: float | None = None
+
+    def admits(self, shard: Shard) -> bool:
+        """At the pace so far, or while none is known, can it be answered in time?"""
+        if self.deadline is None:
+            return True
+        now = self.deadline.clock()
+        self.started = now if self.started is None else self.started
+        self.rows_begun += shard.rows
+        per_row = (now - self.started) / self.rows_done if self.rows_done else 0.0
+        self.closed = (self.rows_begun - self.rows_done) * per_row >= self.deadline.left
+        return not self.closed
+
+    def refuse_lateness(self) -> None:
+        """OutOfTime from the deadline on."""
+        if self.deadline is not None and self.deadline.passed:
+            raise OutOfTime(f"the deadline, {self.deadline}, has come")
+
+
 @dataclass
 class ShardInHand:
     """A shard between its first row and its publication."""
@@ -95,6 +125,7 @@ class Answerer:
         prompters: Mapping[str, Prompter],
         engine: RequestStream,
         output: Output,
+        deadline: Deadline | None = None,
     ) -> None:
         self.config = config
         self.plan = plan
@@ -104,20 +135,28 @@ class Answerer:
         self.output = output
         self.meter = Meter()
         self.sampling = {task.name: task.sampling() for task in config.tasks}
+        self.admission = Admission(deadline)
 
     def run(self, shards: Iterable[Shard], report: Report) -> None:
-        """Publish every shard. `report` is told increments, a few times a second."""
+        """Publish every shard. `report` is told increments, a few times a second.
+
+        OutOfTime at the deadline, or once everything is published that can be before it.
+        """
         with Prefetched(self._prepared(shards), ROWS_AHEAD) as prepared:
             desk = Desk(self, prepared, report)
             for completion in self.engine.stream(desk.requests()):
                 desk.deliver(completion)
             desk.close()
+        if self.admission.closed:
+            raise OutOfTime(f"what is left cannot be done until {self.admission.deadline}")
 
     def _prepared(self, shards: Iterable[Shard]) -> Iterator[Prepared]:
         for shard in shards:
             if self.output.is_published(self.plan, shard):
                 yield SkippedShard(shard)
                 continue
+            if not self.admission.admits(shard):
+                return
             for batch in self.corpus.read(shard.ranges):
                 kept: pa.RecordBatch | None = batch.kept
                 for document in batch.documents:
@@ -168,6 +207,7 @@ class Desk:
     def requests(self) -> Iterator[Request | None]:
         """What the engine pulls from; None where the next document is still being read."""
         while True:
+            self.answerer.admission.refuse_lateness()
             item = self.prepared.poll()
             if item is None:
                 if self.prepared.ended:
@@ -184,6 +224,7 @@ class Desk:
 
     def deliver(self, completion: Completion) -> None:
         """Fan an answer out to every row that waits for it."""
+        self.answerer.admission.refuse_lateness()
         places = self.awaited.pop(completion.key)
         cost = Progress.of(completion)
         places[0].shard.counts += cost
@@ -244,6 +285,7 @@ class Desk:
         done = Progress(rows_done=1, error_rows=errors)
         shard.counts += done
         self._count(done)
+        self.answerer.admission.rows_done += 1
         self._publish_if_complete(shard)
 
     def _publish_if_complete(self, shard: ShardInHand) -> None:

@@ -355,6 +355,23 @@ class TaskConfig(Section):
         return self
 
 
+class HooksConfig(Section):
+    """Who is told how a nightly run ended. A hook that fails is a warning, and changes no exit code.
+
+    The summary comes as JSON: on a command's standard input, as the body of the webhook's POST; commands find it in
+    NIGHTDESK_JOB, NIGHTDESK_OUTCOME and so on, too.
+    """
+
+    on_success: Text | None = Field(None, description="Shell command after exit code 0.")
+    on_failure: Text | None = Field(
+        None, description="Shell command after every other exit code: a night that was stopped at its deadline, too."
+    )
+    webhook: Text | None = Field(
+        None, description="URL that is posted to however the run ended; $NAME is taken from the environment."
+    )
+    timeout: float = Field(30.0, gt=0, description="Seconds that each of them may take.")
+
+
 def _as_drafts(draft: Any) -> Any:
     """Absent: none; one mapping: one; a list: that many to choose from."""
     if draft is None:
@@ -381,6 +398,7 @@ class JobConfig(Section):
     )
     audit: bool = Field(False, description="Check after the run that the output follows the target's law.")
     retry_failed: bool = Field(False, description="Ask again, in every run, about documents whose answer is an error.")
+    hooks: HooksConfig = Field(default_factory=HooksConfig, description="Who is told how a nightly run ended.")
 
     @property
     def source(self) -> InputConfig:

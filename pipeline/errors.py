@@ -69,6 +69,14 @@ class Stopped(NightdeskError):
     exit_code = 4
 
 
+class OutOfTime(Stopped):
+    """The deadline has come, or comes before what is left could be done."""
+
+
+class Busy(Stopped):
+    """Another run is at work on the same output, and this one was to have it for itself. It did nothing."""
+
+
 class PromptError(NightdeskError):
     """No prompt can be made of this document for this task: the row becomes an error row."""
 

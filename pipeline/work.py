@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pipeline.answering import Answerer, Report
 from pipeline.config import JobConfig
 from pipeline.corpus.readers import Corpus
+from pipeline.deadline import Deadline
 from pipeline.output.folder import Output
 from pipeline.output.plan import Plan, Shard
 from pipeline.planning import prompt_fields
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobWork:
-    """Picklable; paths in it must mean the same on every worker's machine."""
+    """Picklable; paths in it must mean the same on every worker's machine.
+
+    `deadline` is on the clock of whoever began the run, who alone heeds it.
+    """
 
     config: JobConfig
     plan: Plan
+    deadline: Deadline | None = None
 
     def corpus(self) -> Corpus:
         return Corpus(self.config.source, prompt_fields(self.config), self.plan.input_files, self.plan.kept_schema)
@@ -43,7 +48,7 @@ class JobWork:
     def answerer(self, engine: RequestStream, tokenizer: PreTrainedTokenizerFast) -> Answerer:
         """Everything joined, around an engine that draws with `config.seed` and `plan.salt`."""
         return Answerer(
-            self.config, self.plan, self.corpus(), self.prompters(tokenizer), engine, self.output()
+            self.config, self.plan, self.corpus(), self.prompters(tokenizer), engine, self.output(), self.deadline
         )
 
 
@@ -52,6 +57,8 @@ class Executor(Protocol):
 
     def run(self, work: JobWork, shards: list[Shard], report: Report) -> None:
         """Return when every shard is published (by whomever); raise a `NightdeskError` if that cannot be.
+
+        At the work's deadline it is OutOfTime: what could not be finished until then was not begun, or is given up.
 
         `report` is told increments; work that is lost and done again may be taken back by a negative one.
         """

@@ -94,7 +94,9 @@ tasks:
 
 REQUIRED = {"name", "input.path", "input.text", "output.path", "target.model", "tasks.name", "tasks.prompt"}
 GIVEN = {"input.id", "input.keep", "draft.model"}  # shown with an example value; they default to none
-ADDED_KEYS = {"output.compression", "retry_failed"}  # beside the contract
+ADDED_KEYS = {  # beside the contract
+    "output.compression", "retry_failed", "hooks.on_success", "hooks.on_failure", "hooks.webhook", "hooks.timeout",
+}  # fmt: skip
 MORE_TASK_KEYS = {
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
     "min_new_tokens", "stop", "n", "logprobs", "choices", "regex", "grammar",
@@ -156,7 +158,7 @@ class TestContract:
 
     def test_there_are_no_other_keys(self) -> None:
         expected = set(flat(mapping(CONTRACT))) | {f"tasks.{key}" for key in MORE_TASK_KEYS} | ADDED_KEYS
-        sections = {"input", "output", "target", "draft", "decoding", "tasks"}
+        sections = {"input", "output", "target", "draft", "decoding", "tasks", "hooks"}
         assert set(dotted_keys(JobConfig)) - sections == expected
 
     def test_required_keys_are_required(self) -> None:

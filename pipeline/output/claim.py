@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from pipeline.errors import StoreError
+from pipeline.errors import OutputError, StoreError
 from pipeline.output.store import Store
 
 CLAIM = "_nightdesk/claim.json"
 HEARTBEAT_SECONDS = 5.0
+WATCH_SECONDS = 0.5  # between two looks at another's sign
 SILENT_SECONDS = 60.0  # a claim that has not been renewed for so long is nobody's
 
 
@@ -64,6 +65,26 @@ class Claim:
         if holder is not None and holder.id == self.id:
             self.store.remove(CLAIM)
 
+    def rival(self, patience: float = SILENT_SECONDS) -> Holder | None:
+        """Who else is at work here, having shown it by a heartbeat; None once the sign is this claim's.
+
+        A process that was killed elsewhere leaves a sign that looks alive for a while: that is waited for.
+        """
+        first, until = self.other, time.monotonic() + patience + HEARTBEAT_SECONDS
+        while self.other is not None and first is not None:
+            holder = holder_of(self.store)
+            if holder is not None and holder.id != self.id and holder != first and holder.is_alive():
+                return holder
+            if holder is None or holder.id == self.id or not holder.is_alive():
+                self.other = None
+                self._renew()
+            elif time.monotonic() > until:
+                return holder
+            else:
+                self._closed.wait(WATCH_SECONDS)
+        holder = holder_of(self.store)  # two may have taken over a dead one's sign: the later of them has it
+        return holder if holder is not None and holder.id != self.id and holder.is_alive() else self.other
+
     def _renew(self) -> None:
         holder = holder_of(self.store)
         if holder is not None and holder.id != self.id and holder.is_alive():
@@ -80,7 +101,7 @@ class Claim:
         while not self._closed.wait(HEARTBEAT_SECONDS):
             try:
                 self._renew()
-            except StoreError:
+            except (StoreError, OutputError):
                 continue  # advisory: the run's own writes will say what is wrong with the store
 
 

@@ -9,7 +9,8 @@ import pytest
 from actors.coordinator import ACCIDENTS, ATTEMPTS, LEAD_SECONDS, SUSPICIOUS, Coordinator
 from actors.report import Activity, Publication, ReplicaReport
 from pipeline.corpus.readers import RowRange
-from pipeline.errors import ModelError, OutOfMemory, WorkerLost
+from pipeline.deadline import Deadline
+from pipeline.errors import ModelError, OutOfMemory, OutOfTime, WorkerLost
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 
@@ -460,3 +461,80 @@ def test_whatever_happens_every_shard_is_published_and_counted_once(seed: int) -
             run.hear(name, *published, rows=rows[name] + partly, created=created, wants=max(0, 2 - len(work[name])))
     assert output == set(range(30))
     assert run.progress.rows_done == 30 * ROWS
+
+
+class TestADeadline:
+    """Of a run whose clock stands at 0 when it begins."""
+
+    def run(self, shards: int, seconds: float, careful: bool = False) -> Run:
+        run = Run(shards, careful)
+        run.coordinator.deadline = Deadline(seconds, clock=lambda: run.now)
+        return run
+
+    def test_nothing_is_handed_out_that_could_not_be_finished(self) -> None:
+        run = self.run(10, seconds=35)
+        assert run.enlist("a", wants=1) == [[0]]
+        run.now = 10
+        run.hear("a", 0, wants=1)
+        assert run.given("a") == [1]
+        run.now = 20
+        run.hear("a", 1, wants=2)
+        assert run.given("a") == [2], "there is time for one, not for two"
+        run.hear("a", wants=1)
+        assert run.given("a") == []
+        run.now = 30
+        run.hear("a", 2, wants=1)
+        assert run.coordinator.hands_wanted == 0
+        assert run.coordinator.order("a").close
+        with pytest.raises(OutOfTime, match="what is left"):
+            run.coordinator.heed_the_deadline()
+        assert not run.coordinator.finished
+
+    def test_what_is_in_hand_is_waited_for_until_the_deadline_and_no_longer(self) -> None:
+        run = self.run(3, seconds=30)
+        run.enlist("a", wants=1)
+        run.now = 20
+        run.hear("a", 0, wants=1)
+        assert run.given("a") == [], "the second would take as long as the first"
+        run = self.run(3, seconds=30)
+        assert run.enlist("a", wants=2) == [[0, 1]], "while nothing is known, all is hoped for"
+        run.now = 29
+        run.hear("a")
+        run.coordinator.heed_the_deadline()
+        run.now = 30
+        with pytest.raises(OutOfTime, match="has come"):
+            run.coordinator.heed_the_deadline()
+
+    def test_others_are_waited_for_by_nobody_who_could_not_help(self) -> None:
+        run = self.run(4, seconds=25)
+        assert run.enlist("a", "b") == [[0], [1]]
+        run.now = 15
+        run.hear("a", 0, wants=1)
+        assert run.given("a") == [1], "a second time: it could have been given to a slow one"
+        run.hear("b", 1)
+        run.coordinator.heed_the_deadline()
+        run.hear("a", 1, created=False)
+        with pytest.raises(OutOfTime):
+            run.coordinator.heed_the_deadline()
+
+    def test_a_run_without_a_deadline_heeds_none(self) -> None:
+        run = Run(1)
+        run.now = 1e9
+        run.coordinator.heed_the_deadline()
+
+    def test_no_careful_replica_is_hired_for_what_it_could_not_finish(self) -> None:
+        run = self.run(4, seconds=30, careful=True)
+        run.enlist("a", wants=1)
+        run.now = 10
+        run.hear("a", 0, wants=1)
+        assert run.given("a") == [1]
+        for name in "ab":
+            run.coordinator.lost(name, "gone")
+            if name == "a":
+                run.enlist("b", wants=1)
+        assert [shard.index for shard in run.coordinator.suspects] == [1]
+        assert run.coordinator.careful_wanted
+        run.now = 25
+        assert not run.coordinator.careful_wanted
+        with pytest.raises(OutOfTime):
+            run.coordinator.heed_the_deadline()

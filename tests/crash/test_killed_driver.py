@@ -32,10 +32,10 @@ def zygote() -> Iterator[Zygote]:
 
 
 class Reader:
-    """An analyst who reads the folder all the time, and insists on what may never happen."""
+    """An analyst who reads `folder`/out all the time, and insists on what may never happen."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.location = str(folder / "out")
         self.reads = 0
         self.rows = 0
         self.failure: BaseException | None = None
@@ -53,7 +53,7 @@ class Reader:
         self._thread.join()
 
     def _read(self) -> None:
-        while not self._closed.is_set() and not (self.folder / "out" / SCHEMA_PART).exists():
+        while not self._closed.is_set() and not self.is_there():
             time.sleep(0.001)
         try:
             while not self._closed.is_set():
@@ -61,8 +61,12 @@ class Reader:
         except BaseException as error:  # noqa: BLE001  carried to the test
             self.failure = error
 
+    def is_there(self) -> bool:
+        """Is there something to read?"""
+        return Path(self.location, SCHEMA_PART).exists()
+
     def _look(self) -> None:
-        frame = pd.read_parquet(self.folder / "out")
+        frame = pd.read_parquet(self.location)
         assert frame["doc_id"].is_unique, "a reader saw a row twice"
         assert len(frame) >= self.rows, "a reader saw rows disappear"
         assert frame["summary"].notna().all(), "a reader saw a row without its answer"

@@ -71,6 +71,7 @@ def test_run_ends_with_what_the_run_says(
     assert cli.main(["run", job, "--set", "seed=3", "--set", "tasks.0.top_k=2", "--limit", "7", "--fresh"]) == code
     config, options = seen[0]
     usual = {"limit": None, "fresh": False, "reanswer": False, "retry_failed": False, "allow_deletions": False}
+    usual |= {"deadline": None}
     assert (config.seed, config.tasks[0].top_k, options) == (3, 2, usual | {"limit": 7, "fresh": True})
     assert cli.main(["run", job]) == code
     assert seen[1][1] == usual
@@ -83,7 +84,7 @@ def test_run_ends_with_what_the_run_says(
     ("args", "expected"),
     [
         (["no-such-command"], "No such command 'no-such-command'"),
-        (["submit", "x.yaml"], "No such command"),
+        (["bench", "x.yaml"], "No such command"),
         ([], "Missing command"),
         (["run"], "Missing argument 'CONFIG'"),
         (["run", "x.yaml", "y.yaml"], "unexpected extra argument"),

@@ -50,6 +50,9 @@ class Bucket:
             return None
         return found
 
+    def copy(self, key: str, to: str) -> None:
+        self.client.copy_object(Bucket=self.name, Key=to, CopySource={"Bucket": self.name, "Key": key})
+
     def remove(self, key: str) -> None:
         self.client.delete_object(Bucket=self.name, Key=key)
 

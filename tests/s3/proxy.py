@@ -7,6 +7,8 @@ server takes any. Only where conditions are taken out is a request signed again.
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 import socket
 import struct
 import threading
@@ -50,15 +52,7 @@ def of(method: str, key: str = "") -> Callable[[Seen], bool]:
 
 def cut(handler: Handler) -> None:
     """The connection breaks in the middle of the body."""
-    half = int(handler.headers["Content-Length"]) // 2
-    upstream = handler.upstream()
-    upstream.putrequest(handler.command, handler.path, skip_host=True, skip_accept_encoding=True)
-    for name, value in handler.headers.items():
-        if name.lower() != "expect":
-            upstream.putheader(name, value)
-    upstream.endheaders()
-    upstream.send(handler.rfile.read(half))
-    break_connection(upstream.sock)
+    handler.forward_half()
     break_connection(handler.connection)
     handler.close_connection = True
 
@@ -83,6 +77,47 @@ def break_off(handler: Handler) -> None:
     handler.wfile.flush()
     break_connection(handler.connection)
     handler.close_connection = True
+
+
+class Killer:
+    """Kills a process with SIGKILL at its `point`-th request that changes what is stored, counted from 1.
+
+    `moment` says when: before the server hears of the request, in the middle of its body, or after the server has done
+    it and before the process hears of that.
+    """
+
+    def __init__(self, point: int, moment: str, among: Callable[[Seen], bool] = lambda seen: True) -> None:
+        self.point = point
+        self.moment = moment
+        self.among = among  # the requests that are counted
+        self.calls = 0
+        self._pid = 0
+        self._known = threading.Event()
+        self._lock = threading.Lock()
+
+    def aim(self, pid: int) -> None:
+        """At the process that was started meanwhile; its requests have waited."""
+        self._pid = pid
+        self._known.set()
+
+    def concerns(self, seen: Seen) -> bool:
+        """Is this the request? Those of the probe, whose order is not certain, are no points but the first."""
+        if seen.method not in ("PUT", "POST", "DELETE") or ("_nightdesk/tmp/" in seen.key and self.calls):
+            return False
+        if not self.among(seen):
+            return False
+        with self._lock:
+            self.calls += 1
+            return self.calls == self.point
+
+    def act(self, handler: Handler) -> None:
+        self._known.wait()
+        if self.moment == "middle" and int(handler.headers.get("Content-Length", 0)):
+            handler.forward_half()
+        elif self.moment == "after":
+            handler.forwarded(handler.body())
+        os.kill(self._pid, signal.SIGKILL)
+        handler.close_connection = True
 
 
 def answer(status: int, code: str, message: str = "said by the proxy") -> Callable[[Handler], None]:
@@ -197,6 +232,17 @@ class Handler(BaseHTTPRequestHandler):
             return response, response.read()
         finally:
             upstream.close()
+
+    def forward_half(self) -> None:
+        """The server gets half of what it was told to expect."""
+        upstream = self.upstream()
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            if name.lower() != "expect":
+                upstream.putheader(name, value)
+        upstream.endheaders()
+        upstream.send(self.rfile.read(int(self.headers["Content-Length"]) // 2))
+        break_connection(upstream.sock)
 
     def refuse(self, status: int, code: str, message: str) -> None:
         text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
