@@ -284,6 +284,21 @@ def compact(
 
 
 @app.command()
+def status(
+    output: Annotated[str, typer.Argument(metavar="OUT", help="The output's folder or URL.")],
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> Work:
+    """Say what an output holds, what is missing or failed and why, and who is at work."""
+
+    def work() -> int:
+        from jobs.status import print_status
+
+        return print_status(output, as_json=json)
+
+    return work
+
+
+@app.command()
 def audit(
     config: Config,
     overrides: Overrides = None,
