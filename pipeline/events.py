@@ -74,7 +74,7 @@ _handler: Lines | None = None
 def tell(event: str, message: str, level: int = logging.INFO, **fields: Any) -> None:
     """Say something."""
     assert event in BY_NAME, f"{event}: not among pipeline.events.KINDS"
-    if _handler is None and level < logging.WARNING:
+    if _handler is None:
         if BY_NAME[event].shown:
             print(message, file=sys.stderr)
         return

@@ -163,6 +163,10 @@ class Survey:
         self.corpus = Corpus(config.source, prompt_fields(config), self.looked_at, kept)
         self.kept_schema = self.corpus.kept_schema  # now, because it says which columns are missing
         refuse_unpartitionable(self.kept_schema, config.output.partition_by)
+        if config.output.format == "delta":
+            from pipeline.output.delta_types import refuse_undeltable
+
+            refuse_undeltable(output_schema(config, self.kept_schema))
         self.planned: list[PlannedFile] = []
         self._indexes: list[RowIndex] = []  # of `planned`
         self._place = {file.path: place for place, file in enumerate(self.looked_at)}
