@@ -37,6 +37,7 @@ from pipeline.remote.files import Files, Listed
 from pipeline.remote.secrets import scrub
 
 CONNECT_SECONDS, READ_SECONDS = 10, 30  # of silence, after which a request is given up and repeated
+UPLOAD_SECONDS, UPLOAD_BYTES_PER_SECOND = 60.0, 256 << 10  # a write that takes longer hangs, and is repeated as well
 PAGE_KEYS = 1000  # of a listing, at once: the most that servers give
 POOL = 32  # connections at once
 WRITER = "nightdesk-writer"  # metadata of a file: which call wrote it
@@ -116,7 +117,8 @@ class S3Files(Files):
         if version is not None:
             arguments["IfMatch"] = version if bare else f'"{version}"'
         try:
-            self.call("writing", path, partial(_called, "put_object", arguments))
+            seconds = UPLOAD_SECONDS + len(data) / UPLOAD_BYTES_PER_SECOND
+            self.call("writing", path, partial(_called, "put_object", arguments, seconds=seconds))
             return True
         except FileNotFoundError:  # there is none with that version
             return False
@@ -208,8 +210,8 @@ def _place(path: str) -> dict[str, Any]:
     return {"Bucket": bucket, "Key": key}
 
 
-def _called(operation: str, arguments: dict[str, Any], filesystem: Any) -> Any:
-    return filesystem.call_s3(operation, **arguments)
+def _called(operation: str, arguments: dict[str, Any], filesystem: Any, seconds: float | None = None) -> Any:
+    return sync(filesystem.loop, filesystem._call_s3, operation, timeout=seconds, **arguments)
 
 
 async def _body(filesystem: Any, arguments: dict[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ from pipeline.output.object_store import ObjectStore
 from pipeline.output.store import ABANDONED_SECONDS, TMP, Entry, open_store
 from pipeline.remote import files
 from tests.s3.bucket import Bucket
-from tests.s3.proxy import Proxy, answer, break_off, cut, lose_answer, of
+from tests.s3.proxy import Proxy, answer, break_off, cut, hang, lose_answer, of
 
 WRITERS = 8
 
@@ -286,6 +286,16 @@ def test_what_passes_is_waited_for(through: ObjectStore, proxy: Proxy, status: i
     assert through.exists("part")
     through.remove("part")
     assert through.names() == []
+
+
+def test_a_write_that_hangs_is_repeated(through: ObjectStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.remote.s3.UPLOAD_SECONDS", 1.0)
+    monkeypatch.setattr("pipeline.remote.s3.UPLOAD_BYTES_PER_SECOND", 100 << 20)
+    monkeypatch.setattr(files, "PATIENCE_SECONDS", 60.0)
+    data = bytes(20 << 20)  # more than the buffers of a connection hold
+    proxy.fail(of("PUT"), hang)
+    assert through.create("part", data)
+    assert proxy.count("PUT") == 2
 
 
 def test_an_answer_that_breaks_off_is_fetched_again(through: ObjectStore, proxy: Proxy) -> None:

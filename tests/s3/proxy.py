@@ -65,6 +65,13 @@ def lose_answer(handler: Handler) -> None:
     handler.close_connection = True
 
 
+def hang(handler: Handler) -> None:
+    """Nobody reads what is sent, and nobody says so."""
+    handler.proxy.released.wait()
+    break_connection(handler.connection)
+    handler.close_connection = True
+
+
 def break_off(handler: Handler) -> None:
     """The answer ends in the middle."""
     response, data = handler.forwarded(handler.body())
@@ -148,6 +155,7 @@ class Proxy:
         self.target = urllib.parse.urlsplit(target)
         self.credentials = Credentials(access_key, secret_key)
         self.lock = threading.Lock()
+        self.released = threading.Event()
         self.reset()
         self._server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"proxy": self}))
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -160,12 +168,15 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.reset()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def reset(self) -> None:
         """As if it were new."""
+        self.released.set()  # what hangs
+        self.released = threading.Event()
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
         self.expired: set[str] = set()  # access keys that the proxy takes for expired
