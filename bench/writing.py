@@ -4,10 +4,10 @@
     PYTHONPATH=. python bench/writing.py --datatrove FOLDER [--rounds 7] [--json FILE]
 
 Ours begins with documents, kept columns as Arrow has them, and answers, and ends with a durable part: `ShardRows`,
-Parquet, `LocalStore.create` with its fsyncs. Reading and hashing documents is in neither. Theirs is `ParquetWriter.write`
-of ready documents and `close`, without waiting for the disk, and is told the schema. It is measured twice: as it comes
-(documents become dictionaries, with page index and content-defined chunks), and lean (ready dictionaries, neither of
-these). Both write a part per 2,000 rows.
+Parquet, `LocalStore.create` with its fsyncs. Reading and hashing documents is in neither. Theirs is
+`ParquetWriter.write` of ready documents and `close`, without waiting for the disk, and is told the schema. It is
+measured twice: as it comes (documents become dictionaries, with page index and content-defined chunks), and lean (ready
+dictionaries, neither of these). Both write a part per 2,000 rows.
 """
 
 from __future__ import annotations
