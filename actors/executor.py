@@ -40,13 +40,13 @@ class RayExecutor:
     def __init__(self, config: JobConfig) -> None:
         self.config = config
         self._where = "Ray"
-        self.deadline: float | None = None  # Unix time at which runs have to end; here it is only told in metrics
 
     def run(self, work: JobWork, shards: list[Shard], report: Callable[[Progress], None]) -> None:
         """See `pipeline.work.Executor`."""
         run = run_name(work.plan.run)
         with ray_session(), events.about(run=run):
-            telemetry = Telemetry(RayExport(), self.config.name, run, self.config.max_error_rate, self.deadline)
+            until = None if work.deadline is None else work.deadline.at
+            telemetry = Telemetry(RayExport(), self.config.name, run, self.config.max_error_rate, until)
             telemetry.rows(work.plan.rows, work.plan.rows - sum(shard.rows for shard in shards))
 
             def counted(increment: Progress) -> None:

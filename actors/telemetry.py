@@ -73,6 +73,7 @@ class Telemetry:
         self._gauges: dict[tuple[str, ...], tuple[float, dict[str, str]]] = {}  # by metric and its other tags
         self._refreshed = clock()
         self._told: dict[tuple[str, ...], float] = {}  # by metric and replica and whatever else
+        self._published: dict[str, Progress] = {}  # by replica
         self._lost: Counter[Worker] = Counter()
         self._replaced: Counter[Worker] = Counter()
         self._drafts = 0
@@ -97,12 +98,15 @@ class Telemetry:
 
     def heard(self, replica: str, report: ReplicaReport) -> None:
         """A replica has answered a poll."""
-        name, total, vitals = label(replica), report.total, report.vitals
-        for metric, field in NUMBERS.items():
-            self._advance(metric, getattr(total, field), name)
-        for metric, field in POSITIONS.items():
-            for position, tokens in enumerate(getattr(total, field), 1):
-                self._advance(metric, tokens, name, position=str(position))
+        name, vitals = label(replica), report.vitals
+        published = sum((each.counts for each in report.published), self._published.get(name, Progress()))
+        self._published[name] = published
+        for total in (report.total, published):  # a run ends with a publication, before its last rows are in `total`
+            for metric, field in NUMBERS.items():
+                self._advance(metric, getattr(total, field), name)
+            for metric, field in POSITIONS.items():
+                for position, tokens in enumerate(getattr(total, field), 1):
+                    self._advance(metric, tokens, name, position=str(position))
         for metric, field in VITALS.items():
             self._advance(metric, getattr(vitals, field), name)
         for metric, field in QUEUES.items():
@@ -156,6 +160,7 @@ class Telemetry:
             if (metric, name) in self._gauges:
                 self._set(metric, 0, replica=name)
                 del self._gauges[metric, name]
+        self._published.pop(name, None)
         self._told = {key: value for key, value in self._told.items() if key[1:2] != (name,)}
 
     def ended(self) -> None:

@@ -21,7 +21,7 @@ import typer
 from typer.exceptions import TyperException
 
 from jobs.account import Account
-from jobs.ending import INTERNAL_ERROR, USAGE_ERROR, Failure, debugging, failure_of, trace, write_log
+from jobs.ending import USAGE_ERROR, Failure, debugging, failure_of, trace, write_log
 from pipeline import events
 from pipeline.config import JobConfig, load_config
 from pipeline.deadline import parse_deadline
@@ -361,7 +361,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 def _fail(error: BaseException, failure: Failure) -> int:
     message = failure.message
-    if failure.code == INTERNAL_ERROR and not debugging():
+    if failure.is_bug and not debugging():
         message += f" (traceback in {write_log(error)})"
     line = scrub(" ".join(message.split()))
     if events.are_json():

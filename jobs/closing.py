@@ -22,7 +22,8 @@ TITLE_CHARACTERS, ANSWER_CHARACTERS = 40, 100
 def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress, seconds: float) -> None:
     """`done` is what this process answered in `seconds`."""
     console = Console(file=sys.stdout, highlight=False)
-    title = config.input.keep[0] if config.input.keep else config.input.id_column
+    kept = [name for name in config.input.keep if name not in plan.partition_by]  # the others are in no part
+    title = kept[0] if kept else config.input.id_column
     answer = config.tasks[0].name
     rows = _first_rows(output, plan, [title, answer])
     if rows:

@@ -24,6 +24,7 @@ class Failure:
 
     code: int
     message: str  # one line
+    is_bug: bool = False  # nobody has named it, and its traceback is wanted
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -34,7 +35,7 @@ def failure_of(error: BaseException) -> Failure:
     if known is not None:
         return Failure(known.exit_code, " ".join(str(known).split()))
     first = scrub((str(error).strip().splitlines() or [""])[0])
-    return Failure(INTERNAL_ERROR, f"internal error: {type(error).__name__}: {first}")
+    return Failure(INTERNAL_ERROR, f"internal error: {type(error).__name__}: {first}", is_bug=True)
 
 
 def write_log(error: BaseException) -> str:

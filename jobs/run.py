@@ -182,6 +182,10 @@ class Session:
     answering_seconds: float = 0.0
 
 
+class Overtaken(Exception):
+    """Somebody else has planned since we looked: look again."""
+
+
 class Run:
     """One call of the command on one output."""
 
@@ -207,32 +211,37 @@ class Run:
         self.deadline = deadline
         self.account = account
         self.audited: Audit | None = None
+        self.began = False  # to answer
         self.started = time.time()
 
     def execute(self) -> int:
         """Continue the plan that is open, if any; then plan what came since, or changed under it."""
         code: int | None = None
         self.output.store.sweep()
-        opened = self._open_plan() if not self.ask.fresh else None
-        if opened is not None and opened.merges:
-            merge(self.output, opened)
-            opened = None
-        if opened is not None:
-            done = self._published_rows(opened)
-            line = f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there"
-            events.tell("run_continued", line, run=run_name(opened.run), rows_done=done, rows_total=opened.rows)
-            code = self._carry_out(opened, continued=True)
-        elif self.ask.fresh and (rows := sum(map(self._published_rows, self.output.live_plans()))):
-            line = f"starting over: {rows} rows in {self.output.store.location} will be removed"
-            events.tell("run_restarted", line, rows=rows)
-        self.account.left = None
-        planned = self._new_plan()
-        self.account.left = 0 if planned is None else planned.rows
-        if planned is not None:
-            return self._carry_out(planned, continued=False)
-        return self._nothing_to_do() if code is None else code
+        while True:
+            opened = self._open_plan() if not self.ask.fresh else None
+            if opened is not None and opened.merges:
+                merge(self.output, opened)
+                continue
+            if opened is not None:
+                done = self._published_rows(opened)
+                line = f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there"
+                events.tell("run_continued", line, run=run_name(opened.run), rows_done=done, rows_total=opened.rows)
+                code, _ = self._carry_out(opened, continued=True)
+                continue
+            self.account.left = None
+            try:
+                planned = self._new_plan()
+            except Overtaken:
+                continue
+            self.account.left = 0 if planned is None else planned.rows
+            if planned is None:
+                return self._nothing_to_do() if code is None else code
+            code, whole = self._carry_out(planned, continued=False)
+            if whole or self.ask.fresh:
+                return code
 
-    def _carry_out(self, plan: Plan, continued: bool) -> int:
+    def _carry_out(self, plan: Plan, continued: bool) -> tuple[int, bool]:
         with events.about(run=run_name(plan.run)):
             return self._close(self._answer(plan, continued))
 
@@ -253,47 +262,67 @@ class Run:
         return live[-1]
 
     def _refuse_foreign(self, plan: Plan) -> None:
-        refuse_foreign(plan, self.config, self.ask.answers, self.output.store.location, self.ask.reanswer)
+        """As `planning` does. Once this command has begun to answer, nobody else's answers are old ones."""
+        reanswer = self.ask.reanswer and not self.began
+        refuse_foreign(plan, self.config, self.ask.answers, self.output.store.location, reanswer)
 
     def _give_up(self, plan: Plan) -> None:
         """Close a run of which nothing more is to be answered."""
-        session = Session(plan, True, self.output.missing(plan), [])
+        dropped, cuts = self._end(plan)
+        session = Session(plan, True, [shard for shard in plan.shards if shard.index in set(dropped)], [])
         counts = self.output.counts(plan)
-        dropped = [shard.index for shard in session.dropped]
-        cuts = [cut.part for cut in plan.cuts]
         self.output.finish(plan, self._summary(session, counts, dropped, cuts, None), success=False)
 
     def _new_plan(self) -> Plan | None:
+        """None if there is nothing to do. Overtaken where somebody else has planned since we looked."""
         run = self.output.highest_run() + 1
         live = [] if self.ask.fresh else self.output.live_plans()
-        if live and live[-1].run >= run:  # made by somebody else just now
+        if live and (live[-1].run >= run or self.output.summary(live[-1].run) is None):
+            raise Overtaken
+        if live:
             self._refuse_foreign(live[-1])
-            return live[-1]
         files = list_files(self.config.input)
         plan = make_plan(self.config, self.output, run, live, files, self.ask)
         if plan is None:
             return None
+        self._refuse_moving_input(plan)
+        if self.ask.fresh and (rows := sum(map(self._published_rows, self.output.live_plans()))):
+            line = f"starting over: {rows} rows in {self.output.store.location} will be removed"
+            events.tell("run_restarted", line, rows=rows)
         created = self.output.create_plan(plan)
-        if created is not plan:
-            if self.ask.fresh:
-                raise OutputError(
-                    f"output.path: another run began in {self.output.store.location} at this moment; "
-                    "stop it before --fresh"
-                )
-            refuse_foreign(created, self.config, self.ask.answers, self.output.store.location)
-        else:
+        if created is plan:
             events.tell("run_planned", _announced(plan), run=run_name(plan.run), rows_total=plan.rows)
-        return created
+            return plan
+        if self.ask.fresh:
+            raise OutputError(
+                f"output.path: another run began in {self.output.store.location} at this moment; stop it before --fresh"
+            )
+        if not created.merges:
+            refuse_foreign(created, self.config, self.ask.answers, self.output.store.location)
+        raise Overtaken
+
+    def _refuse_moving_input(self, plan: Plan) -> None:
+        """Stopped if a file changed while it was compared: what seemed to be gone from it may only not be there yet.
+
+        Files of rows that are to be answered are looked at again by whoever answers them.
+        """
+        changed = self._changed_files(plan) if plan.cuts else set()
+        if changed:
+            raise Stopped(f"{min(changed)} changed while it was read; run the same command again to plan it anew")
 
     # --- the work
 
     def _answer(self, plan: Plan, continued: bool) -> Session:
+        self.began = True
         self.output.begin(plan)
         missing = self.output.missing(plan)
         changed = self._changed_files(plan) if continued else set()
-        dropped = [s for s in missing if any(plan.files[r.file].file.path in changed for r in s.ranges)]
-        if continued:
-            dropped += [s for s in missing if s not in dropped and self._is_overtaken(s)]
+        dropped = [
+            shard
+            for shard in missing
+            if any(plan.files[r.file].file.path in changed for r in shard.ranges)
+            or (continued and self._is_overtaken(shard))
+        ]
         session = Session(plan, continued, dropped, sorted(changed))
         before = {shard.index for shard in missing}
         lost = {shard.index for shard in dropped}
@@ -351,6 +380,7 @@ class Run:
                 session.total = line.total - before
         session.answering_seconds = time.monotonic() - started
         unpublished = {shard.index for shard in self.output.missing(plan)} & {shard.index for shard in todo}
+        unpublished -= self.output.given_up(plan.run)  # by another driver
         assert not unpublished, f"the executor returned, but shards {sorted(unpublished)} are not published"
 
     def _refuse_lateness(self) -> None:
@@ -371,13 +401,12 @@ class Run:
 
     # --- the end
 
-    def _close(self, session: Session) -> int:
+    def _close(self, session: Session) -> tuple[int, bool]:
+        """The exit code, and whether all was done that was planned."""
         plan = session.plan
         counts = self.output.counts(plan)
         enough = counts.error_share <= self.config.max_error_rate
-        dropped = [shard.index for shard in self.output.missing(plan)]
-        # A document that moved to another folder has its new row there before the old one goes.
-        cuts = [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))]
+        dropped, cuts = self._end(plan)
         self.account.removed += sum(cut.count for cut in plan.cuts if cut.part not in cuts)
         audit = self._audit(counts)
         sound = audit is None or audit.passed
@@ -393,7 +422,13 @@ class Run:
             )  # fmt: skip
         self._tell_closed(session, counts)
         print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
-        return self._exit_code(counts, None if audit is None else audit.failure)
+        return self._exit_code(counts, None if audit is None else audit.failure), whole
+
+    def _end(self, plan: Plan) -> tuple[list[int], list[str]]:
+        """Shards and cuts that the run gives up; the same for every driver of it. Other cuts are made by now."""
+        dropped = self.output.agree_on_end(plan.run, [shard.index for shard in self.output.missing(plan)])
+        # A document that moved to another folder has its new row there before the old one goes.
+        return dropped, [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))]
 
     def _tell_closed(self, session: Session, counts: Progress) -> None:
         line = f"run {run_name(session.plan.run)}: {counts.rows_done} rows, {counts.error_rows} with errors"
@@ -421,6 +456,11 @@ class Run:
 
     def _nothing_to_do(self) -> int:
         live = self.output.live_plans()
+        if self.ask.fresh and (rows := sum(map(self._published_rows, live))):
+            raise OutputError(
+                f"input.path: the input holds no documents, and --fresh would remove {rows} rows from "
+                f"{self.output.store.location}; is it complete? --allow-deletions without --fresh removes them"
+            )
         if not live or self.ask.fresh:
             print("nothing to do: the input holds no documents")
             return COMMITTED

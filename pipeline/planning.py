@@ -7,8 +7,8 @@ its part, and those that are gone are cut out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +31,7 @@ from pipeline.output.schema import output_schema
 from pipeline.prompts.templates import template_fields
 
 NAMED_KEYS = 6  # that a message names
+_NO_ROWS = np.empty(0, np.int64)
 MOST_DELETED = 0.1  # share of the published rows that a run removes without being told that it may
 
 
@@ -165,6 +166,11 @@ class Survey:
         self.planned: list[PlannedFile] = []
         self._indexes: list[RowIndex] = []  # of `planned`
         self._place = {file.path: place for place, file in enumerate(self.looked_at)}
+        self._suspect = np.array([path in self.suspects for path in ledger.paths], dtype=bool)
+        # Files are numbered as the comparison's other side numbers them; those that are gone follow.
+        self._numbers = np.array(
+            [self._place.get(path, len(self._place) + n) for path, n in ledger.paths.items()], np.int32
+        )
 
     def work(self) -> Work:
         """Look at everything once."""
@@ -274,10 +280,11 @@ class Survey:
             for number, part in enumerate(held):
                 self._add_part(comparison, number, part, folders)
             known = {place: np.zeros(index.rows, dtype=bool) for place, index in enumerate(indexes)}
-            found = _gathered(comparison.found(), known)
+            found = self._narrowed(_gathered(comparison.found(), known), indexes, known)
         in_place, elsewhere = found.changed.split(found.changed.held["folder"] != found.changed.current["folder"])
         for records in (found.redone.current, in_place.current):
             _mark(known, records)
+        moved = dict(_by(elsewhere.current, "path"))
         wanted: list[tuple[int, Span]] = []
         before = 0
         for file in self.files:
@@ -291,7 +298,7 @@ class Survey:
                 wanted += self._note(file, indexes[place], self.ledger.files[file.path].covered, room)
                 continue
             spans = spans_of(np.flatnonzero(known[place]).tolist())
-            moved_here = elsewhere.current["row"][elsewhere.current["path"] == place]
+            moved_here = moved[place]["row"] if place in moved else _NO_ROWS
             wanted += self._note_compared(file, indexes[place], spans, room, moved_here)
         gone = np.concatenate([found.gone, elsewhere.held])
         return Work(
@@ -319,6 +326,24 @@ class Survey:
             row += count
         return index
 
+    def _narrowed(
+        self, found: Found, indexes: Sequence[RowIndex], known: Mapping[int, npt.NDArray[np.bool_]]
+    ) -> Found:
+        """Without the answers that are wanted anew beyond the limit: these documents are unchanged, and stay."""
+        if self.ask.limit is None:
+            return found
+        rooms = np.zeros(len(self.looked_at), np.int64)
+        before = 0
+        for file in self.files:
+            place = self._place.get(file.path)
+            if place is not None:
+                rooms[place] = max(self.ask.limit - before, 0)
+            before += self.ledger.files[file.path].rows if place is None else indexes[place].rows
+        current = found.redone.current
+        left, redone = found.redone.split(current["row"] < rooms[current["path"]])
+        _mark(known, left.current)
+        return replace(found, same=joined([found.same, _rehomed(left)]), redone=redone)
+
     def _is_settled(self, file: InputFile) -> bool:
         """Is it known which of its rows are answered? Then it is looked at for the others alone."""
         return file.path in self.ledger.files and file.path not in self.suspects
@@ -331,13 +356,8 @@ class Survey:
                 f"output.path: {part.name} has {table.num_rows} rows, and not the {len(sources.paths)} that its plans "
                 "gave it; put back what was changed, or --fresh to start over"
             )
-        suspect = np.array([path in self.suspects for path in self.ledger.paths], dtype=bool)
-        rows = np.flatnonzero(suspect[sources.paths])
+        rows = np.flatnonzero(self._suspect[sources.paths])
         redo = self.redo.get(part.name)
-        # Files are numbered as the comparison's other side numbers them; those that are gone follow.
-        numbers = np.array(
-            [self._place.get(path, len(self._place) + n) for path, n in self.ledger.paths.items()], np.int32
-        )
         name = parsed(part.name)
         assert name is not None, part.name
         kept = table.take(pa.array(rows))
@@ -347,7 +367,7 @@ class Survey:
             number,
             folders.setdefault(name.folder, len(folders)),
             rows,
-            numbers[sources.paths[rows]],
+            self._numbers[sources.paths[rows]],
             np.zeros(len(rows), dtype=bool) if redo is None else redo[rows],
         )
 
@@ -369,12 +389,10 @@ class Survey:
 
     def _amended(self, held: Sequence[HeldPart], both: Pairs) -> list[tuple[HeldPart, Records, Records]]:
         order = np.lexsort([both.held["row"], both.held["part"]])
-        old, new = both.held[order], both.current[order]
-        found = []
-        for number in np.unique(old["part"]):
-            chosen = old["part"] == number
-            found.append((held[int(number)], old[chosen], new[chosen]))
-        return found
+        return [
+            (held[number], both.held[order[places]], both.current[order[places]])
+            for number, places in _runs(both.held["part"][order])
+        ]
 
     def _cuts(self, held: Sequence[HeldPart], gone: Records) -> tuple[Cut, ...]:
         found = []
@@ -387,10 +405,12 @@ class Survey:
         """What is unchanged, but in another file than before."""
         moved, files = same.held, same.current["path"]
         found = []
-        for number in np.unique(moved["part"]):
-            for place in np.unique(files[moved["part"] == number]):
-                rows = np.sort(moved["row"][(moved["part"] == number) & (files == place)])
-                found.append(Rehoming(held[int(number)].name, spans_of(rows.tolist()), int(place)))
+        order = np.lexsort([moved["row"], files, moved["part"]])
+        for number, places in _runs(moved["part"][order]):
+            of_part = order[places]
+            for place, rows in _runs(files[of_part]):
+                spans = spans_of(moved["row"][of_part[rows]].tolist())
+                found.append(Rehoming(held[number].name, spans, place))
         return tuple(found)
 
     def _names(self, held: Sequence[HeldPart], gone: Records) -> list[str]:
@@ -429,8 +449,16 @@ class Survey:
 
 
 def _by(records: Records, name: str) -> Iterable[tuple[int, Records]]:
-    for value in np.unique(records[name]):
-        yield int(value), records[records[name] == value]
+    order = np.argsort(records[name], kind="stable")
+    for value, places in _runs(records[name][order]):
+        yield value, records[order[places]]
+
+
+def _runs(ordered: npt.NDArray[Any]) -> Iterator[tuple[int, slice]]:
+    """The values of a sorted array, each with where it is."""
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1)).tolist()
+    for start, stop in zip(starts, [*starts[1:], len(ordered)], strict=False):
+        yield int(ordered[start]), slice(start, stop)
 
 
 def _gathered(buckets: Iterable[Found], known: Mapping[int, npt.NDArray[np.bool_]]) -> Found:
@@ -438,14 +466,18 @@ def _gathered(buckets: Iterable[Found], known: Mapping[int, npt.NDArray[np.bool_
     parts = []
     for found in buckets:
         _mark(known, found.same.current)
-        rehomed = found.same.split(found.same.held["path"] != found.same.current["path"])[1]
-        parts.append(Found(rehomed, found.redone, found.changed, found.gone))
+        parts.append(Found(_rehomed(found.same), found.redone, found.changed, found.gone))
     return Found(
         joined([p.same for p in parts]),
         joined([p.redone for p in parts]),
         joined([p.changed for p in parts]),
         np.concatenate([p.gone for p in parts]),
     )
+
+
+def _rehomed(same: Pairs) -> Pairs:
+    """Those that are in another file now."""
+    return same.split(same.held["path"] != same.current["path"])[1]
 
 
 def _mark(known: Mapping[int, npt.NDArray[np.bool_]], records: Records) -> None:

@@ -144,7 +144,7 @@ class Corpus:
         yield "input.text", self._input.text
         if self._input.id is not None:
             yield "input.id", self._input.id
-        yield from (("input.keep", name) for name in self._input.keep)
+        yield from (("input.keep or output.partition_by", name) for name in self._input.keep)
         yield from (("tasks: a prompt (where braces that name no column are doubled)", name) for name in self._fields)
 
 

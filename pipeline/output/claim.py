@@ -96,6 +96,8 @@ class Claim:
             self.store.replace(CLAIM, data)
         elif not self.store.create(CLAIM, data):
             self.other = holder_of(self.store)
+            if self.other is None:  # nobody can read what is there
+                self.store.replace(CLAIM, data)
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS):

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
-from pipeline.output.folder import Output, place_of_merge, superseded_by
+from pipeline.output.folder import Output
 from pipeline.output.names import parsed, run_folder, run_name
+from pipeline.output.places import place_of_merge, superseded_by
 from pipeline.output.plan import Merge, Plan
 from pipeline.output.store import Entry
 from pipeline.output.writer import Footer, part_bytes
@@ -31,7 +32,7 @@ def plan_merges(output: Output, target_bytes: int) -> Plan | None:
     live = output.live_plans()
     if not live:
         return None
-    gone = {name for plan in live for name in superseded_by(plan)}
+    gone = {name for plan in live for name in superseded_by(plan, output.summary(plan.run))}
     parts = {name: entry for name, entry in output.parts().items() if name not in gone}
     merges = [
         Merge(tuple(group), tuple(parts[name].version for name in group))
@@ -57,6 +58,9 @@ def plan_merges(output: Output, target_bytes: int) -> Plan | None:
     )
 
 
+_NOTHING = Merge((), ())
+
+
 def _groups(parts: dict[str, Entry], target_bytes: int) -> list[list[str]]:
     """Parts to be joined: of one folder, in the order of their names, none that is large already."""
     groups: list[list[str]] = []
@@ -76,7 +80,7 @@ def _groups(parts: dict[str, Entry], target_bytes: int) -> list[list[str]]:
 
 
 def merge(output: Output, plan: Plan) -> None:
-    """Carry out a plan of merges, or what is left of it after a kill."""
+    """Carry out a plan of merges, or what is left of it after a kill. Several may do so at once."""
     output.refuse_if_superseded(plan)
     for number in range(len(plan.merges)):
         _merge(output, plan, number)
@@ -87,14 +91,43 @@ def merge(output: Output, plan: Plan) -> None:
 
 def _merge(output: Output, plan: Plan, number: int) -> None:
     store, sources, result = output.store, plan.merges[number].sources, place_of_merge(plan, number)
+    if output.summary(plan.run) is not None:  # somebody else has done it all
+        return
     if store.exists(result):
         _remove(output, plan, sources)
         return
-    hidden = _hidden(plan, number)
-    if not store.exists(hidden):
-        store.create(hidden, _joined(output, plan, number))
+    data = _durable(output, plan, number)
+    if data is None:
+        return
     _remove(output, plan, sources)
-    store.create(result, store.read(hidden))
+    if store.create(result, data):
+        # Whoever slept before this line may have brought back what a later run has merged or removed.
+        later = output.later_plans(plan)
+        if any(other.fresh or result in merge.sources for other in later for merge in (*other.merges, _NOTHING)):
+            store.remove(result)
+            output.refuse_if_superseded(plan)
+
+
+def _durable(output: Output, plan: Plan, number: int) -> bytes | None:
+    """The merged part, durable out of readers' sight; None if somebody else has published it meanwhile."""
+    store, hidden = output.store, _hidden(plan, number)
+    try:
+        return store.read(hidden)
+    except FileNotFoundError:
+        pass
+    try:
+        store.create(hidden, _joined(output, plan, number))
+        return store.read(hidden)
+    except (FileNotFoundError, OutputError):
+        if store.exists(place_of_merge(plan, number)) or output.summary(plan.run) is not None:
+            return None
+        try:  # another process is between removing the sources and publishing
+            return store.read(hidden)
+        except FileNotFoundError:
+            pass
+        if store.exists(place_of_merge(plan, number)) or output.summary(plan.run) is not None:
+            return None
+        raise
 
 
 def _remove(output: Output, plan: Plan, sources: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipeline.errors import OutputError, StoreError
 
@@ -23,6 +23,11 @@ class Storage:
                 "give another output.path, or use output.format: parquet"
             )
         self.is_local = not scheme
+        if self.is_local and unquote(location) != location:
+            raise OutputError(
+                f"output.path: Delta reads %-signs in {location} as encoded characters; give a path without, "
+                "or use output.format: parquet"
+            )
 
     def options(self) -> dict[str, str] | None:
         """Options of delta-rs; None for a local folder."""

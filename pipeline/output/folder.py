@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError, Stopped
 from pipeline.output.edits import amended, without
-from pipeline.output.names import RUNS, SCHEMA_PART, SUCCESS, PartName, parsed, part_name, partition_values, run_name
+from pipeline.output.names import RUNS, SCHEMA_PART, SUCCESS, parsed, part_name, partition_values, run_name
 from pipeline.output.pieces import pieces_of
+from pipeline.output.places import folders_by_shard, place_of, place_of_cut, superseded_by, taken_apart
 from pipeline.output.plan import Cut, Plan, Shard
 from pipeline.output.runs import Runs
 from pipeline.output.store import Entry, Store, open_store
@@ -70,7 +71,13 @@ class Output(Runs):
 
     def published(self, plan: Plan, shards: Iterable[Shard], parts: Mapping[str, Entry]) -> set[int]:
         """Those of `shards` that are whole, where `parts` are there."""
-        folders = folders_by_shard(parts, plan.run)
+        return self.published_among(plan, shards, folders_by_shard(parts).get(plan.run, {}), parts)
+
+    def published_among(
+        self, plan: Plan, shards: Iterable[Shard], folders: Mapping[int, set[str]], parts: Mapping[str, Entry]
+    ) -> set[int]:
+        """The same, where it is known in which folders each shard of the run has parts."""
+        shards = list(shards)
         plain = [shard.index for shard in shards if shard.amends is None and shard.index in folders]
         if plan.partition_by:
             self._learn_pieces(plan, {index: folders[index] for index in plain})
@@ -78,14 +85,20 @@ class Output(Runs):
         return {*plain, *self._find_amended(plan, [s for s in shards if s.amends is not None], parts)}
 
     def is_published(self, plan: Plan, shard: Shard) -> bool:
-        """As `missing` sees it, for one shard."""
+        """Does a look at one part, or at the mark, say that somebody has published this shard meanwhile?
+
+        It spares work, and lists nothing: what is published twice is published once.
+        """
         if shard.amends is None and not plan.partition_by:
             return self.store.exists(part_name(plan.run, shard.index))
-        return bool(self.marks(plan.run, [shard.index])) or bool(self.published(plan, [shard], self.parts()))
+        mark = self.marks(plan.run, [shard.index]).get(shard.index)
+        if mark is None or shard.amends is not None:
+            return mark is not None
+        return all(self.store.exists(part_name(plan.run, shard.index, folder)) for folder in mark.get("pieces", [""]))
 
-    def pieces(self, plan: Plan, shard: Shard, parts: Iterable[str]) -> Mapping[str, Sequence[int]]:
-        """Folder → rows there, by range of the shard; of a published shard of a partitioned output."""
-        self._learn_pieces(plan, {shard.index: folders_by_shard(parts, plan.run).get(shard.index, set())})
+    def pieces(self, plan: Plan, shard: Shard, folders: set[str]) -> Mapping[str, Sequence[int]]:
+        """Folder → rows there, by range of the shard; of a shard of a partitioned output with parts in `folders`."""
+        self._learn_pieces(plan, {shard.index: folders})
         return self._pieces[plan.run, shard.index]
 
     def part_columns(self, name: str, columns: list[str]) -> pa.Table:
@@ -121,7 +134,8 @@ class Output(Runs):
         That is where a part is not what it was when the plan was made. Can be repeated.
         """
         self.refuse_if_superseded(plan)
-        return [cut for number, cut in enumerate(plan.cuts) if not self._cut(plan, number, cut)]
+        amending = {shard.amends.part: shard for shard in plan.shards if shard.amends is not None}
+        return [cut for n, cut in enumerate(plan.cuts) if not self._cut(plan, n, cut, amending.get(cut.part))]
 
     # --- the course of a run
 
@@ -142,11 +156,11 @@ class Output(Runs):
         missing = {shard.index for shard in self.missing(plan)}
         published = [shard for shard in plan.shards if shard.index not in missing]
         marks = self.marks(plan.run, (shard.index for shard in published))
-        parts = self.parts()
+        folders = folders_by_shard(self.parts()).get(plan.run, {})
         counts = (
             counts_from(marks[shard.index]["counts"])
             if shard.index in marks
-            else self._footer_counts(plan, shard, parts)
+            else self._footer_counts(plan, shard, folders.get(shard.index, set()))
             for shard in published
         )
         return reduce(add, counts, Progress())
@@ -156,9 +170,9 @@ class Output(Runs):
         self.refuse_if_superseded(plan)
         self._remove_void_parts()
         if plan.format == "delta":
-            self._commit(plan)
+            self._commit(plan, summary)
         self.write_summary(plan.run, summary)
-        if success:
+        if success and all(later.merges for later in self.later_plans(plan)):  # else another run is under way
             self.write_success(plan.run)
 
     # --- inside: shards
@@ -209,16 +223,18 @@ class Output(Runs):
             return False
         raise _changed(self.store, name)
 
-    def _cut(self, plan: Plan, number: int, cut: Cut) -> bool:
-        amending = next((s for s in plan.shards if s.amends is not None and s.amends.part == cut.part), None)
+    def _cut(self, plan: Plan, number: int, cut: Cut, amending: Shard | None) -> bool:
         name = cut.part if amending is None else place_of(plan, amending)
         result = place_of_cut(plan, number)
         if plan.format == "delta" and self.store.exists(result):
             return True
         version = self.store.version(name)
-        if version is None:
+        try:
+            table, footer = self._read(name)
+        except FileNotFoundError:
             return False
-        table, footer = self._read(name)
+        if version is None:  # it came at this moment
+            return self._cut(plan, number, cut, amending)
         edit = footer.edit if footer.edit is not None and footer.edit.run == plan.run else None
         if edit is not None and edit.cut:
             return True
@@ -229,7 +245,7 @@ class Output(Runs):
         if plan.format == "delta":
             self.store.create(result, data)
             return True
-        return self.store.replace_if(name, data, version) or self._cut(plan, number, cut)
+        return self.store.replace_if(name, data, version) or self._cut(plan, number, cut, amending)
 
     def _read(self, name: str) -> tuple[pa.Table, Footer]:
         with self.store.open(name) as file:
@@ -240,9 +256,8 @@ class Output(Runs):
         with self.store.open(name) as file:
             return read_footer(file)
 
-    def _footer_counts(self, plan: Plan, shard: Shard, parts: Iterable[str]) -> Progress:
+    def _footer_counts(self, plan: Plan, shard: Shard, folders: set[str]) -> Progress:
         if shard.amends is None:
-            folders = folders_by_shard(parts, plan.run)[shard.index]
             return self._footer(part_name(plan.run, shard.index, min(folders))).counts
         edit = self._footer(place_of(plan, shard)).edit
         assert edit is not None, f"{shard.amends.part} was amended, and does not say so"
@@ -253,7 +268,7 @@ class Output(Runs):
         unknown = [shard for shard in folders if (plan.run, shard) not in self._pieces and folders[shard]]
         marks = self.marks(plan.run, unknown)
         for shard in unknown:
-            if shard in marks:
+            if shard in marks and "pieces" in marks[shard]:
                 self._pieces[plan.run, shard] = marks[shard]["pieces"]
             else:
                 self._pieces[plan.run, shard] = self._footer(part_name(plan.run, shard, min(folders[shard]))).pieces
@@ -283,9 +298,8 @@ class Output(Runs):
         later = self.later_plans(plan)
         superseded = any(other.fresh for other in later)
         merged = {source for other in later for merge in other.merges for source in merge.sources}
-        summary = self.summary(plan.run)
-        dropped = summary is not None and shard.index in summary["dropped_shards"]
-        consumed = any(_taken_apart(source)[1:] == (plan.run, shard.index) for source in merged)
+        dropped = shard.index in self.given_up(plan.run)
+        consumed = any(taken_apart(source)[1:] == (plan.run, shard.index) for source in merged)
         if (dropped or superseded or consumed) and remove is not None:
             self.store.remove(remove)
         if superseded:
@@ -317,16 +331,21 @@ class Output(Runs):
 
         return DeltaLog(self.store.location, plan.schema, plan.partition_by)
 
-    def _commit(self, plan: Plan) -> None:
-        """Everything that `plan` published, and nothing that it replaced, as one transaction."""
+    def _commit(self, plan: Plan, summary: Mapping[str, Any]) -> None:
+        """Everything that `plan` published and did not give up, and nothing that it replaced, as one transaction."""
         from pipeline.output.delta import AddedPart, RemovedPart
 
         log = self._delta(plan)
         if log.committed(plan.run):
             return
         parts = self.parts()
-        gone = superseded_by(plan)
-        own = [name for name in parts if _run_of(name) == plan.run and name not in gone]
+        gone = superseded_by(plan, summary)
+        dropped = set(summary["dropped_shards"])
+        own = [
+            name
+            for name in parts
+            if _run_of(name) == plan.run and taken_apart(name).shard not in dropped and name not in gone
+        ]
         added = [
             AddedPart(name, parts[name].size, self._rows(name), _partition(name), int(time.time() * 1000))
             for name in own
@@ -341,47 +360,6 @@ class Output(Runs):
     def _rows(self, name: str) -> int:
         with self.store.open(name) as file:
             return int(pq.read_metadata(file).num_rows)
-
-
-def place_of(plan: Plan, shard: Shard) -> str:
-    """The part that holds a shard's rows where it amends one: that one, or in a Delta table a new one beside it."""
-    assert shard.amends is not None
-    if plan.format != "delta":
-        return shard.amends.part
-    return part_name(plan.run, shard.index, _folder(shard.amends.part))
-
-
-def place_of_cut(plan: Plan, number: int) -> str:
-    """The part that is left by a plan's cut: the same one, or in a Delta table a new one beside it."""
-    part = plan.cuts[number].part
-    return part if plan.format != "delta" else part_name(plan.run, len(plan.shards) + number, _folder(part))
-
-
-def place_of_merge(plan: Plan, number: int) -> str:
-    """The part that a plan's merge makes."""
-    return part_name(plan.run, number, _folder(plan.merges[number].sources[0]))
-
-
-def superseded_by(plan: Plan) -> set[str]:
-    """The parts that are no more, or no more read, when `plan` is done."""
-    names = {source for merge in plan.merges for source in merge.sources}
-    if plan.format == "delta":
-        amended_parts = {shard.amends.part: shard for shard in plan.shards if shard.amends is not None}
-        names |= set(amended_parts)
-        for cut in plan.cuts:
-            names.add(cut.part)
-            if cut.part in amended_parts:
-                names.add(place_of(plan, amended_parts[cut.part]))
-    return names
-
-
-def folders_by_shard(parts: Iterable[str], run: int) -> dict[int, set[str]]:
-    """The folders in which shards of `run` have parts."""
-    folders: dict[int, set[str]] = {}
-    for part in map(parsed, parts):
-        if part is not None and part.run == run:
-            folders.setdefault(part.shard, set()).add(part.folder)
-    return folders
 
 
 def refuse_unplanned_parts(output: Output) -> None:
@@ -406,22 +384,12 @@ def refuse_foreign_files(output: Output) -> None:
         )
 
 
-def _folder(name: str) -> str:
-    return _taken_apart(name).folder
-
-
 def _run_of(name: str) -> int:
-    return _taken_apart(name).run
+    return taken_apart(name).run
 
 
 def _partition(name: str) -> Mapping[str, str | None]:
-    return partition_values(_folder(name))
-
-
-def _taken_apart(name: str) -> PartName:
-    part = parsed(name)
-    assert part is not None, f"{name} is no part"
-    return part
+    return partition_values(taken_apart(name).folder)
 
 
 def _is_untouched(shard: Shard, parts: Mapping[str, Entry]) -> bool:

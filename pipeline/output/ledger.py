@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from pipeline.corpus.listing import InputFile, list_files
 from pipeline.errors import CorpusError
-from pipeline.output.folder import Output, folders_by_shard, place_of, place_of_cut, place_of_merge
+from pipeline.output.folder import Output
 from pipeline.output.names import part_name
+from pipeline.output.places import folders_by_shard, place_of, place_of_cut, place_of_merge, superseded_by
 from pipeline.output.plan import Plan, Shard, Span, complement, merged, rows_of
 from pipeline.output.store import Entry
 
@@ -102,7 +103,9 @@ class Ledger:
         self.rows = 0  # of the whole output
         self._there = output.parts()
         self._summaries = output.summaries(self.plans)
-        self._gone = self._later_gone()
+        self._known = self._there | {name: Entry(0, "") for name in self._gone() if name not in self._there}
+        self._folders = folders_by_shard(self._known)
+        self._by_number: list[str] = []  # `paths` the other way
         for place, plan in enumerate(self.plans):
             self._enter(place, plan)
         for entry in self.files.values():
@@ -119,26 +122,16 @@ class Ledger:
 
     # --- building
 
-    def _later_gone(self) -> list[set[str]]:
-        """By plan, the parts that this or a later plan has replaced by others."""
-        gone: list[set[str]] = []
-        after: set[str] = set()
-        for plan in reversed(self.plans):
-            after = after | self._replaced(plan)
-            gone.append(after)
-        return gone[::-1]
-
-    def _replaced(self, plan: Plan) -> set[str]:
-        names = {source for merge in plan.merges for source in merge.sources}
-        if plan.format == "delta":
-            names |= {shard.amends.part for shard in plan.shards if shard.amends is not None}
-            names |= {cut.part for cut in plan.cuts}
-        return names
+    def _gone(self) -> set[str]:
+        """The parts that plans have replaced by others. A part's run is named in it, and only later ones replace it."""
+        return set().union(*(superseded_by(plan, self._summaries.get(plan.run)) for plan in self.plans))
 
     def _enter(self, place: int, plan: Plan) -> None:
         for planned in plan.files:
             path = planned.file.path
-            self.paths.setdefault(path, len(self.paths))
+            if path not in self.paths:
+                self.paths[path] = len(self.paths)
+                self._by_number.append(path)
             entry = self.files.get(path)
             if entry is None:
                 entry = self.files[path] = FileCoverage(planned.file, planned.rows)
@@ -152,7 +145,7 @@ class Ledger:
                 part = self.parts[rehoming.part]
                 part.paths.add(number)
                 part.changes.append(partial(_rehomed, rows_of(rehoming.rows), number))
-        published = self._published(place, plan)
+        published = self._published(plan)
         for shard in plan.shards:
             self._enter_shard(place, plan, shard, shard.index in published)
         self._enter_cuts(plan)
@@ -160,19 +153,21 @@ class Ledger:
             sources = [self.parts.pop(name) for name in merge.sources if name in self.parts]
             self._enter_merge(place_of_merge(plan, number), sources)
 
-    def _published(self, place: int, plan: Plan) -> set[int]:
+    def _published(self, plan: Plan) -> set[int]:
         """Shards whose rows the output holds, or held until a later plan put other parts in the place of theirs."""
         summary = self._summaries.get(plan.run)
-        there = self._there | {name: Entry(0, "") for name in self._gone[place] if name not in self._there}
+        folders = self._folders.get(plan.run, {})
         plain = [shard for shard in plan.shards if shard.amends is None]
         amending = [shard for shard in plan.shards if shard.amends is not None]
         if summary is None:
-            return self.output.published(plan, plain, there) | self.output.published(plan, amending, self._there)
+            return self.output.published_among(plan, [*plain, *amending], folders, self._there)
         dropped = set(summary["dropped_shards"])
         sure = {shard.index for shard in amending if shard.index not in dropped}
-        if plan.partition_by and summary["parts"] == sum(len(f) for f in folders_by_shard(there, plan.run).values()):
+        if plan.format == "delta":  # what was given up is not in the table, even if its part came too late
+            plain = [shard for shard in plain if shard.index not in dropped]
+        if plan.partition_by and summary.get("parts") == sum(map(len, folders.values())):
             return sure | {shard.index for shard in plain if shard.index not in dropped}
-        return sure | self.output.published(plan, plain, there)
+        return sure | self.output.published_among(plan, plain, folders, self._there)
 
     def _enter_shard(self, place: int, plan: Plan, shard: Shard, is_published: bool) -> None:
         paths = [plan.files[piece.file].file.path for piece in shard.ranges]
@@ -181,6 +176,8 @@ class Ledger:
             self._unsettle(shard.amends.part, paths)
         elif shard.amends is not None:
             self._enter_amendment(place, plan, shard, numbers)
+        elif not is_published and plan.format == "delta" and plan.run in self._summaries:
+            pass  # given up, and so not in the table, whatever parts of it there are
         elif plan.partition_by:
             self._enter_pieces(place, plan, shard, numbers)
         elif is_published:
@@ -205,12 +202,12 @@ class Ledger:
             part.changes.append(partial(_amended, rows_of(shard.amends.rows), values, place))
 
     def _enter_pieces(self, place: int, plan: Plan, shard: Shard, numbers: npt.NDArray[np.int32]) -> None:
-        there = [*self._there, *self._gone[place]]
+        there = self._folders.get(plan.run, {}).get(shard.index, set())
 
         def origin(folder: str) -> Sources:
             return _plain(numbers, self.output.pieces(plan, shard, there)[folder], place)
 
-        for folder in folders_by_shard(there, plan.run).get(shard.index, ()):
+        for folder in there:
             name = part_name(plan.run, shard.index, folder)
             self.parts[name] = HeldPart(name, partial(origin, folder), set(numbers.tolist()), {place})
 
@@ -246,8 +243,7 @@ class Ledger:
     def _unsettle(self, name: str, paths: Iterable[str]) -> None:
         """A part has rows that should have been replaced: whichever files they came from must be compared again."""
         numbers = self.parts[name].paths if name in self.parts else set()
-        by_number = {number: path for path, number in self.paths.items()}
-        for path in {*paths, *(by_number[number] for number in numbers)}:
+        for path in {*paths, *(self._by_number[number] for number in numbers)}:
             if path in self.files:
                 self.files[path].unsettled = True
 

@@ -31,6 +31,8 @@ class LocalStore:
         self.single_writer = single_writer
         if self.root.exists() and not self.root.is_dir():
             raise OutputError(f"output.path: {self.root} is a file; give a folder")
+        if self.root.is_symlink() and not self.root.exists():
+            raise OutputError(f"output.path: {self.root} is a link to nothing ({os.readlink(self.root)}); mend it")
 
     def probe(self) -> None:
         name = f"{TMP}/{uuid.uuid4().hex}"
@@ -53,7 +55,8 @@ class LocalStore:
             return dict(sorted(self._below(self.root, "")))
 
     def exists(self, name: str) -> bool:
-        return (self.root / name).exists()
+        with self._failures(f"looking at {name}"):
+            return (self.root / name).exists()
 
     def version(self, name: str) -> str | None:
         with self._failures(f"looking at {name}"), contextlib.suppress(FileNotFoundError):

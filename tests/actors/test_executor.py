@@ -12,7 +12,8 @@ import pytest
 from actors.executor import RayExecutor
 from jobs.run import execute
 from pipeline.config import JobConfig
-from pipeline.errors import ModelError, WorkerLost
+from pipeline.deadline import Deadline
+from pipeline.errors import ModelError, OutOfTime, WorkerLost
 from pipeline.output.plan import Shard
 from pipeline.stats import Progress
 from pipeline.work import JobWork
@@ -80,6 +81,22 @@ def test_the_shards_of_lost_replicas_are_answered_by_others(
     ]
     assert executor.describe() == "Ray, colocated, 2 cores"
     assert_gone("Replica", "Target")
+
+
+def test_a_run_that_meets_its_deadline_leaves_whole_shards_and_the_next_one_the_rest(
+    models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config = tiny_job(tmp_path, models, ROWS, TOKENS, placement="colocated")
+    executor = Meddler(config, [])
+    deadline = Deadline(1.0, clock=lambda: float(executor.total.shards_done > 0))
+    with pytest.raises(OutOfTime, match=r"of 24 rows are published, and the same command continues"):
+        execute(config, executor=executor, deadline=deadline)
+    published = answers(config)
+    assert 8 <= len(published) < ROWS
+    assert len(published) % 8 == 0
+    assert_gone("Replica", "Target")
+    assert execute(config, executor=RayExecutor(config)) == 0
+    assert answers(config) == alone(config, ROWS)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_run_with_its_own_error(

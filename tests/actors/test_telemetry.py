@@ -87,6 +87,20 @@ def test_whoever_takes_a_lost_replicas_name_counts_on(telemetry: Telemetry, ledg
     assert ledger("sequences_running", replica="0") == 1
 
 
+def test_rows_of_the_last_shard_count_though_the_replica_has_not_told_its_total(
+    telemetry: Telemetry, ledger: Ledger
+) -> None:
+    shard = Progress(rows_done=8, shards_done=1, drafted_at=(5,))
+    telemetry.heard("replica 0", report((Publication(0, shard),), total=Progress(rows_done=11)))
+    assert ledger("rows_total", replica="0") == 11
+    telemetry.heard("replica 0", report((Publication(1, shard),), total=Progress(rows_done=15, drafted_at=(9,))))
+    assert ledger("rows_total", replica="0") == 16
+    assert ledger("position_drafted_tokens_total", replica="0", position="1") == 10
+    telemetry.gone("replica 0")
+    telemetry.heard("replica 0", report(total=Progress(rows_done=1)))
+    assert ledger("rows_total", replica="0") == 17
+
+
 def test_steps_are_observed_in_their_buckets(telemetry: Telemetry, ledger: Ledger) -> None:
     counts = [0] * (len(STEP_SECONDS) + 1)
     for first, last in ((1, 0), (2, 0), (2, 1)):

@@ -34,7 +34,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     [
         ((), {}, "input.text: no input file has a column 'text'; a.jsonl has 'id', 'body'"),
         ((), {"text": "body", "id": "no"}, "input.id: no input file has a column 'no'"),
-        ((), {"text": "body", "keep": ["no"]}, "input.keep: no input file has a column 'no'"),
+        ((), {"text": "body", "keep": ["no"]}, "input.keep or output.partition_by: no input file has a column 'no'"),
         (("headline",), {"text": "body"}, "tasks: a prompt .*: no input file has a column 'headline'"),
     ],
 )

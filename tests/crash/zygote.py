@@ -85,14 +85,19 @@ def serve() -> None:
 
 
 def know_s3() -> None:
-    """Read once what every client of S3 reads when it is made, and probe less: both take longer than a run."""
+    """Read once what every client of S3 reads when it is made, and probe less: both take longer than a run.
+
+    And lose patience late: on a machine that is busy enough, a server on it looks like one that is gone.
+    """
     import botocore.session
     import s3fs  # noqa: F401
     from botocore.loaders import JSONFileLoader
 
     import pipeline.remote.s3  # noqa: F401
     from pipeline.output import object_store
+    from pipeline.remote import files
 
+    files.PATIENCE_SECONDS = 600.0
     object_store.WRITERS, object_store.ROUNDS = 2, 1
     load = JSONFileLoader.load_file
     known: dict[str, Any] = {}

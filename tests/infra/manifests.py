@@ -16,14 +16,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 INFRA, CONFIGS = ROOT / "infra", ROOT / "configs"
 KUBERAY = ROOT.parent / "shared" / "data" / "kuberay"  # custom resource definitions; not part of the project
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and many times faster
 PLACEHOLDER = re.compile(r"\bREPLACE_[A-Z_]+\b")
 
-Path_ = tuple[str | int, ...]
+Keys = tuple[str | int, ...]
 
 
 def documents(name: str) -> list[Any]:
     """All YAML documents of a file below infra/."""
-    return list(yaml.safe_load_all((INFRA / name).read_text()))
+    return list(yaml.load_all((INFRA / name).read_text(), Loader=LOADER))
 
 
 def kind(name: str, wanted: str) -> Any:
@@ -66,7 +67,7 @@ def schema_of(wanted: str) -> Any:
     path = KUBERAY / f"ray.io_{wanted.lower()}s.yaml"
     if not path.exists():
         pytest.skip(f"no custom resource definitions at {KUBERAY}")
-    definition = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    definition = yaml.load(path.read_text(), Loader=LOADER)
     (version,) = (version for version in definition["spec"]["versions"] if version["name"] == "v1")
     return version["schema"]["openAPIV3Schema"]
 
@@ -78,7 +79,7 @@ def problems(resource: Any, schema: Any) -> list[str]:
     return refused + [f"{'.'.join(map(str, path))}: unknown" for path in _pruned(resource, schema, ())]
 
 
-def _pruned(value: Any, schema: Any, at: Path_) -> Iterator[Path_]:
+def _pruned(value: Any, schema: Any, at: Keys) -> Iterator[Keys]:
     if schema.get("x-kubernetes-preserve-unknown-fields") or at == ("metadata",):
         return
     if isinstance(value, dict):

@@ -138,6 +138,34 @@ def test_reanswer_takes_new_changed_and_deleted_documents_along(tmp_path: Path) 
     assert answers(tmp_path) == told((1, 33)) | {"00005": answer_to("Tell: other")}
 
 
+def test_a_limit_narrows_a_reanswer_and_the_next_run_takes_up_the_rest(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 8)
+    write_stories(tmp_path, "b.parquet", 8, 16)
+    run(job(tmp_path))
+    other = job(tmp_path, tasks=TELL)
+    engine = StubEngine()
+    assert run(other, engine, reanswer=True, limit=10) == 0
+    assert len(engine.prompts) == 10
+    assert answers(tmp_path) == told((0, 10)) | expected((10, 16))
+    assert run(other, engine, limit=10) == 0
+    (tmp_path / "in/b.parquet").rename(tmp_path / "in/c.parquet")
+    assert run(other, engine, limit=12) == 0
+    assert len(engine.prompts) == 12
+    assert run(other, engine) == 0
+    assert len(engine.prompts) == 16
+    assert answers(tmp_path) == told((0, 16))
+
+
+def test_a_limit_narrows_what_is_asked_again(tmp_path: Path) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 30, n2=FAILS, n17=f"{FAILS}!")
+    config = job(tmp_path, max_error_rate=0.5)
+    run(config)
+    engine = Recovered()
+    assert run(config, engine, retry_failed=True, limit=10) == 0
+    assert engine.prompts == [f"Say: {FAILS}"]
+    assert len(answers(tmp_path)) == 30
+
+
 def test_a_reanswer_that_is_stopped_is_continued_by_the_plain_command(tmp_path: Path) -> None:
     write_stories(tmp_path, "a.parquet", 0, 24)
     run(job(tmp_path))

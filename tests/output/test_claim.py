@@ -88,3 +88,12 @@ def wait_for(store: LocalStore, identity: str, after: float) -> Holder:
 def test_a_claim_that_cannot_be_read_is_none(store: LocalStore) -> None:
     store.replace(CLAIM, b"{")
     assert holder_of(store) is None
+
+
+def test_a_sign_that_nobody_can_read_is_replaced(store: LocalStore) -> None:
+    store.create(CLAIM, b'{"id": "x')
+    with Claim(store) as claim:
+        holder = holder_of(store)
+        assert holder is not None
+        assert holder.id == claim.id
+    assert not store.exists(CLAIM)

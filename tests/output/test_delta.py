@@ -503,3 +503,9 @@ def test_a_part_added_twice_in_one_commit_is_a_bug(tmp_path: Path, log: DeltaLog
     part = write(tmp_path, "part-000001-000000.parquet", "ab")
     with pytest.raises(AssertionError, match="added twice"):
         log.commit(1, [part, part], [], fresh=False)
+
+
+def test_a_path_that_delta_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"%-signs.*output\.format: parquet"):
+        DeltaLog(str(tmp_path / "a%20b"), pa.schema([("id", pa.string())]), [])
+    DeltaLog(str(tmp_path / "100%"), pa.schema([("id", pa.string())]), [])

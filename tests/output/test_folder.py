@@ -207,3 +207,21 @@ def test_numbers_and_salts_go_on_where_earlier_runs_ended(output: Output) -> Non
     assert (output.highest_run(), output.highest_salt()) == (3, 2)
     publish(output, plan(run=7), 0)
     assert output.highest_run() == 7
+
+
+def test_a_straggler_does_not_call_the_next_run_a_success(output: Output) -> None:
+    one = output.create_plan(plan())
+    output.finish(one, DONE, success=True)
+    output.begin(output.create_plan(dataclasses.replace(plan(), run=2)))
+    output.finish(one, DONE, success=True)
+    assert not output.has_success()
+
+
+def test_what_the_first_driver_says_at_the_end_holds_for_the_others(output: Output) -> None:
+    one = output.create_plan(plan())
+    assert output.given_up(1) == set()
+    assert output.agree_on_end(1, [1]) == [1]
+    assert output.agree_on_end(1, []) == [1]
+    assert output.given_up(1) == {1}
+    assert publish(output, one, 0)
+    assert not publish(output, one, 1)

@@ -253,3 +253,9 @@ def test_the_probe_refuses_a_file_system_that_gives_a_name_twice(
     monkeypatch.setattr(os, "link", os.replace)
     with pytest.raises(OutputError, match=r"two writers can both get one name.*single_writer: true"):
         store.probe()
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(OutputError, match=r"out is a link to nothing .*gone"):
+        LocalStore(tmp_path / "out")

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable
@@ -130,6 +131,16 @@ def answer(status: int, code: str, message: str = "said by the proxy") -> Callab
     return act
 
 
+class Server(ThreadingHTTPServer):
+    """Says nothing of clients that are killed."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Proxy:
     """A context: `endpoint` leads to the server at `target`, by way of `faults`."""
 
@@ -138,8 +149,7 @@ class Proxy:
         self.credentials = Credentials(access_key, secret_key)
         self.lock = threading.Lock()
         self.reset()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"proxy": self}))
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"proxy": self}))
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 

@@ -125,6 +125,11 @@ class S3Server:
         keys = ["--access-key", access_key, "--secret-key", secret_key]
         self._do("radosgw-admin", "key", "create", "--uid", "t", "--key-type", "s3", *keys)
 
+    def add_user(self, name: str, access_key: str, secret_key: str) -> None:
+        """Another user, who may do nothing with the buckets of the first one."""
+        keys = ["--access-key", access_key, "--secret-key", secret_key]
+        self._do("radosgw-admin", "user", "create", "--uid", name, "--display-name", name, *keys)
+
     def _start(self) -> None:
         for folder in ("mon", "osd"):
             (self.run / folder).mkdir()
