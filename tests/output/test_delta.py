@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -209,13 +210,13 @@ def test_a_log_that_is_ahead_of_the_plans_is_refused_rather_than_taken_for_commi
 # --- several drivers
 
 
-def commit_at_once(logs: list[DeltaLog], part: AddedPart) -> None:
-    """All commit run 1 with this part at the same moment; raises what one of them raised."""
+def commit_at_once(logs: list[DeltaLog], *parts: AddedPart) -> None:
+    """All commit run 1 with these parts at the same moment; raises what one of them raised."""
     start = threading.Barrier(len(logs))
 
     def commit(log: DeltaLog) -> None:
         start.wait()
-        log.commit(1, [part], [], fresh=False)
+        log.commit(1, parts, [], fresh=False)
 
     with ThreadPoolExecutor(len(logs)) as pool:
         list(pool.map(commit, logs))
@@ -315,6 +316,26 @@ def test_a_commit_is_durable_when_it_returns(tmp_path: Path, log: DeltaLog, monk
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
     log.commit(1, [write(tmp_path, "part-000001-000000.parquet", "ab")], [], fresh=False)
     assert [Path(path).name for path in synced] == ["00000000000000000001.json", "_delta_log"]
+
+
+def test_drivers_that_commit_one_run_at_once_on_s3_commit_it_once(tmp_path: Path, s3: Any) -> None:
+    values = ["a b", "50%", None, "ä"]
+    parts = [
+        write(tmp_path, f"{folder_of(value)}/part-000001-000000.parquet", chr(97 + n), {"source": value})
+        for n, value in enumerate(values)
+    ]
+    for part in parts:
+        s3.put(f"out/{part.name}", (tmp_path / part.name).read_bytes())
+    logs = [DeltaLog(f"{s3.url}/out", BY_SOURCE, ["source"]) for _ in range(4)]
+    commit_at_once(logs, *parts)
+    assert logs[0].committed(1)
+    options = {"AWS_ALLOW_HTTP": "true"}
+    table = DeltaTable(f"{s3.url}/out", storage_options=options)
+    assert (table.version(), table.count()) == (1, 4)
+    rows = table.to_pyarrow_table().select(["id", "source"]).to_pylist()
+    assert {row["id"]: row["source"] for row in rows} == {chr(97 + n): value for n, value in enumerate(values)}
+    logs[1].commit(2, [], [removed(parts[0])], fresh=False)
+    assert DeltaTable(f"{s3.url}/out", storage_options=options).count() == 3
 
 
 # --- partitions
