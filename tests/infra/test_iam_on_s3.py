@@ -116,7 +116,7 @@ def test_nothing_else_is_possible(places: Places) -> None:
         lambda: client.put_bucket_policy(Bucket=answers, Policy="{}"),
     ]
     for attempt in tries:
-        with pytest.raises(ClientError, match="AccessDenied|403"):
+        with pytest.raises(ClientError, match=r"AccessDenied|403"):
             attempt()
 
 
