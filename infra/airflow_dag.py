@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from airflow.decorators import dag, task
 from airflow.exceptions import AirflowException, AirflowFailException
@@ -16,26 +18,37 @@ from airflow.exceptions import AirflowException, AirflowFailException
 FOLDER = "/opt/nightdesk"  # the repository on the worker
 CONFIG = "configs/nightly-s3.yaml"
 ADDRESS = "http://REPLACE_RAY_HEAD:8265"  # RAY_AUTH_TOKEN comes from the worker's environment, never from this file
-COMMAND = [f"{FOLDER}/.venv/bin/python", "-m", "jobs", "submit", CONFIG, "--address", ADDRESS, "--follow"]
 
 STOPPED = 4  # resumable: the same command continues
-NIGHT = timedelta(hours=8)  # of all attempts together
-STOP_SECONDS = 120  # that the command has to cancel its job
+NIGHT = timedelta(hours=8)  # from the DAG run's start, for all attempts together
+MARGIN = timedelta(minutes=30)  # behind that, for a run that does not end by itself
+CANCEL_SECONDS = 150  # that a cancelled job has to end
 
 
-def exit_code_of(command: list[str]) -> int:
-    """Run it to its end. Where Airflow ends the task before (a timeout, a cleared task), the command is ended too."""
+def submit_command(job_id: str, until: datetime) -> list[str]:
+    moment = until.isoformat(timespec="minutes")
+    submit = [f"{FOLDER}/.venv/bin/python", "-m", "jobs", "submit", CONFIG, "--nightly", "--until", moment]
+    return [*submit, "--job-id", job_id, "--address", ADDRESS, "--follow"]
+
+
+def cancel_command(job_id: str) -> list[str]:
+    return [f"{FOLDER}/.venv/bin/python", "-m", "jobs", "submit", "--cancel", job_id, "--address", ADDRESS]
+
+
+def exit_code_of(command: list[str], cancel: list[str]) -> int:
+    """Run `command` to its end. Where Airflow ends the task before (a timeout, a cleared task), `cancel` is run.
+
+    Without that the job would go on: whoever follows a job can leave it.
+    """
     environment = {**os.environ, "RAY_AUTH_MODE": "token"}
-    process = subprocess.Popen(command, cwd=FOLDER, env=environment)
+    follower = subprocess.Popen(command, cwd=FOLDER, env=environment)
     try:
-        return process.wait()
+        return follower.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        if follower.poll() is None:
+            follower.kill()
+            follower.wait()
+            subprocess.run(cancel, cwd=FOLDER, env=environment, timeout=CANCEL_SECONDS, check=False)
 
 
 def judge(code: int) -> None:
@@ -52,13 +65,17 @@ def judge(code: int) -> None:
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,  # one run answers all that is new, however many nights were missed
     max_active_runs=1,
-    dagrun_timeout=NIGHT,
+    dagrun_timeout=NIGHT + MARGIN,
     tags=["nightdesk"],
 )
 def nightdesk() -> None:
-    @task(retries=3, retry_delay=timedelta(minutes=10), execution_timeout=NIGHT)
-    def run() -> None:
-        judge(exit_code_of(COMMAND))
+    @task(retries=3, retry_delay=timedelta(minutes=10), execution_timeout=NIGHT + MARGIN)
+    def run(dag_run: Any = None) -> None:
+        until = dag_run.start_date + NIGHT  # one moment for all attempts: a late one is not given the next night's
+        if datetime.now(UTC) >= until:
+            raise AirflowFailException("the night is over; the next one continues")
+        job_id = f"nightdesk-{uuid.uuid4().hex[:12]}"
+        judge(exit_code_of(submit_command(job_id, until), cancel_command(job_id)))
 
     run()
 

@@ -16,7 +16,7 @@ class Recorder:
     def __init__(self) -> None:
         self.dag: dict[str, Any] = {}
         self.task: dict[str, Any] = {}
-        self.run: Callable[[], None] | None = None
+        self.run: Callable[..., None] | None = None
 
     def modules(self) -> dict[str, types.ModuleType]:
         root, decorators, exceptions = (
@@ -30,7 +30,7 @@ class Recorder:
         def task(**given: Any) -> Any:
             self.task = given
 
-            def decorated(function: Callable[[], None]) -> Callable[[], None]:
+            def decorated(function: Callable[..., None]) -> Callable[[], None]:
                 def called() -> None:
                     self.run = function
 

@@ -38,9 +38,9 @@ def test_cron_understands_the_line() -> None:
     assert (variables["SHELL"], variables["MAILTO"]) == ("/bin/bash", "REPLACE_MAIL")
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, []), (4, ["nightdesk: exit code 4", "why"])])
+@pytest.mark.parametrize(("code", "said"), [(0, []), (4, ["nightdesk: exit code 4", "summary", "why"])])
 def test_cron_mails_why_a_night_did_not_end_well(tmp_path: Path, code: int, said: list[str]) -> None:
-    assert night(tmp_path, f"echo progress; echo why >&2; exit {code}") == said
+    assert night(tmp_path, f"echo progress; echo summary; echo why >&2; exit {code}") == said
 
 
 def test_two_nights_do_not_run_at_once(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_two_nights_do_not_run_at_once(tmp_path: Path) -> None:
     assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    assert night(tmp_path, "echo began >> began")[0] == "nightdesk: exit code 75"
+    assert night(tmp_path, "echo began >> began") == ["nightdesk: exit code 75"]
     holder.communicate("\n", timeout=10)
     assert not (tmp_path / "began").exists()
 
