@@ -159,8 +159,9 @@ def test_drivers_agree_on_what_a_run_gives_up_before_anything_is_cut(tmp_path: P
     assert answers(tmp_path) == expected((1, 25))
 
 
+@pytest.mark.parametrize("third", ["another correction", "story 3"])
 @pytest.mark.parametrize("partitions", [[], ["title"]])
-def test_what_a_run_gives_up_stays_in_a_delta_table(tmp_path: Path, partitions: list[str]) -> None:
+def test_what_a_run_gives_up_stays_in_a_delta_table(tmp_path: Path, partitions: list[str], third: str) -> None:
     asked = job(tmp_path, input__keep=[], output__format="delta", output__partition_by=partitions)
     write_stories(tmp_path, "a.parquet", 0, 12)
     write_stories(tmp_path, "b.parquet", 12, 24)
@@ -169,12 +170,12 @@ def test_what_a_run_gives_up_stays_in_a_delta_table(tmp_path: Path, partitions: 
     write_stories(tmp_path, "b.parquet", 12, 25, n20="a correction")
     with pytest.raises(Stopped):
         run(asked, Interrupted(0), allow_deletions=True)
-    write_stories(tmp_path, "a.parquet", 0, 12, n3="another correction")
+    write_stories(tmp_path, "a.parquet", 0, 12, n3=third)
     assert run(asked) == 0
     assert output(tmp_path).summary(2) != output(tmp_path).summary(3)
     frame = DeltaTable(str(tmp_path / "out")).to_pandas()
     assert dict(zip(frame["doc_id"], frame["summary"], strict=True)) == expected((0, 25)) | {
-        "00003": answer_to("Say: another correction"),
+        "00003": answer_to(f"Say: {third}"),
         "00020": answer_to("Say: a correction"),
     }
     assert len(frame) == 25
