@@ -3,8 +3,8 @@
 How much of a slot is valid is not known here: callers hold that number and send it with every request, so
 taking back rejected tokens costs nothing and touches no memory. What lies behind the valid part is stale
 but always finite, because a masked NaN would still poison a weighted sum (0 × NaN is NaN): buffers start as
-zeros, and a slot that met a non-finite sequence is scrubbed. Buffers may be made inside of a pass, in torch's inference
-mode, and then be changed in that mode only: so whatever changes them enters it.
+zeros, and a slot that met a non-finite sequence is scrubbed. Buffers that were made inside of a pass, in torch's
+inference mode, can be changed in that mode only: so whatever may change them between passes enters it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class KVCache:
                 buffers[layer] = old.new_zeros(0, old.shape[1], 0, old.shape[3])
         self.slots = self.capacity = 0
 
-    @torch.inference_mode()
     def _resize(self, slots: int, capacity: int) -> None:
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):

@@ -135,3 +135,6 @@ def test_buffers_that_grew_during_a_pass_can_be_changed_outside_of_one() -> None
         assert (buffer[8, :, :5] == buffer[0, :, :5]).all()
     made.scrub(0)
     assert not any(buffer[0].any() for buffer in made.keys + made.values)
+    made.ensure(600)
+    for buffer in made.keys + made.values:
+        assert buffer[8, :, :5].any()
