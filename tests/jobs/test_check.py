@@ -230,7 +230,7 @@ def test_what_would_stop_a_run_is_refused(
 
 def test_a_kept_column_that_no_file_has_is_refused(job: Job, tmp_path: Path) -> None:
     source = {"path": str(tmp_path / "stories.jsonl"), "text": "body", "keep": ["sorce"]}
-    with pytest.raises(CorpusError, match=r"input\.keep: no input file has a column 'sorce'"):
+    with pytest.raises(CorpusError, match=r"input\.keep.*: no input file has a column 'sorce'"):
         examine(job(input=source))
 
 
