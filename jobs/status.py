@@ -18,8 +18,9 @@ from pipeline.config import absolute_path
 from pipeline.errors import OutputError
 from pipeline.output.claim import Holder, holder_of
 from pipeline.output.failures import Failures, failures_in
-from pipeline.output.folder import Output, superseded_by
+from pipeline.output.folder import Output
 from pipeline.output.names import SUCCESS, parsed, run_name
+from pipeline.output.places import superseded_by
 from pipeline.output.plan import Plan
 from pipeline.output.store import Entry, Store, open_store
 
@@ -141,14 +142,21 @@ def status_of(store: Store, path: str) -> Status:
 def _parts_read(
     output: Output, live: Iterable[Plan], summaries: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Entry]:
-    """The parts whose rows count. In a Delta table, what an open run published shows only with its commit."""
+    """The parts whose rows count. In a Delta table, what an open run published shows only with its commit, and what a
+    run gave up never does."""
     plans = list(live)
     counted = {plan.run for plan in plans if plan.format != "delta" or plan.run in summaries}
-    gone = {name for plan in plans if plan.run in counted for name in superseded_by(plan)}
+    gone = {name for plan in plans if plan.run in counted for name in superseded_by(plan, summaries.get(plan.run))}
+    late = {
+        (plan.run, index)
+        for plan in plans
+        if plan.format == "delta" and plan.run in summaries
+        for index in summaries[plan.run]["dropped_shards"]
+    }
     return {
         name: entry
         for name, entry in output.parts().items()
-        if (part := parsed(name)) is not None and part.run in counted and name not in gone
+        if (part := parsed(name)) is not None and part.run in counted and name not in gone and part[1:] not in late
     }
 
 

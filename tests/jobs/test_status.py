@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
+import jobs.run
 from jobs import cli, status
 from jobs.compact import compact_output
 from jobs.run import execute
@@ -225,6 +227,28 @@ def test_what_an_open_run_of_a_delta_table_published_is_not_there_yet(
     _, found = told(tmp_path / "out", capsys)
     assert found["runs"][1]["published"] > 0
     assert found["rows"] == 10
+
+
+def test_what_a_run_gave_up_of_a_delta_table_still_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(tmp_path, output__format="delta")
+    write_stories(tmp_path, "a.parquet", 0, 12)
+    run(asked)
+    write_stories(tmp_path, "a.parquet", 1, 12, n5="a correction")
+    with pytest.raises(Stopped):
+        run(asked, Interrupted(0), allow_deletions=True)
+    write_stories(tmp_path, "a.parquet", 0, 12)
+
+    def stopped(*args: Any) -> None:
+        raise Stopped("between two runs")
+
+    monkeypatch.setattr(jobs.run, "make_plan", stopped)
+    with pytest.raises(Stopped, match="between"):
+        run(asked)
+    _, found = told(tmp_path / "out", capsys)
+    assert found["runs"][-1]["state"] == "closed"
+    assert found["rows"] == len(DeltaTable(str(tmp_path / "out")).to_pandas()) == 12
 
 
 def test_partitions_samples_and_kept_columns_that_look_like_reasons(
