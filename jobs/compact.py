@@ -34,7 +34,9 @@ def compact_output(path: str, target: int, single_writer: bool = False) -> int:
         created = plan if is_open else output.create_plan(plan)
         if not created.merges:
             raise OutputError(f"{path}: a run began at this moment; compact when it has ended")
-        merge(output, created)
-        sources = sum(len(merge.sources) for merge in created.merges)
-        print(f"{sources} parts became {len(created.merges)}")
+        dropped = merge(output, created)
+        done = [merge for number, merge in enumerate(created.merges) if number not in dropped]
+        print(f"{sum(len(merge.sources) for merge in done)} parts became {len(done)}")
+        if dropped:
+            print(f"{len(dropped)} merges were given up: parts were changed or removed since they were planned")
         return 0

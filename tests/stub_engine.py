@@ -161,7 +161,9 @@ def local(engine: StubEngine | None = None) -> LocalExecutor:
     return LocalExecutor(same, lambda work: ByteTokenizer())
 
 
-def write_stories(folder: Path, name: str, start: int, stop: int, **changed: str) -> None:
+def write_stories(
+    folder: Path, name: str, start: int, stop: int, title: str = "Title [{}]", **changed: str
+) -> None:
     """Stories `start` to `stop` as `folder`/in/`name`; `changed` gives another body to a story, `n17="…"`."""
     (folder / "in").mkdir(parents=True, exist_ok=True)
     numbers = range(start, stop)
@@ -170,7 +172,7 @@ def write_stories(folder: Path, name: str, start: int, stop: int, **changed: str
         {
             "doc_id": [f"{n:05d}" for n in numbers],
             "body": [changed.get(f"n{n}", f"story {n}") for n in numbers],
-            "title": [f"Title [{n}]" for n in numbers],
+            "title": [title.format(n) for n in numbers],
             "published_at": pa.array([noon for _ in numbers], pa.timestamp("us", "Europe/Paris")),
         }
     )

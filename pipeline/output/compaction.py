@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import OutputError
 from pipeline.output.folder import Output
 from pipeline.output.names import parsed, run_folder, run_name
 from pipeline.output.places import place_of_merge, superseded_by
@@ -79,26 +78,29 @@ def _groups(parts: dict[str, Entry], target_bytes: int) -> list[list[str]]:
     return groups
 
 
-def merge(output: Output, plan: Plan) -> None:
-    """Carry out a plan of merges, or what is left of it after a kill. Several may do so at once."""
+def merge(output: Output, plan: Plan) -> list[int]:
+    """Carry out a plan of merges, or what is left of it after a kill. Several may do so at once.
+
+    Returns the numbers of merges that were given up, because a source is not what it was when they were planned.
+    """
     output.refuse_if_superseded(plan)
-    for number in range(len(plan.merges)):
-        _merge(output, plan, number)
-    output.finish(plan, _summary(plan), success=False)  # which leaves the mark of success as it is
+    dropped = [number for number in range(len(plan.merges)) if not _merge(output, plan, number)]
+    output.finish(plan, _summary(plan, dropped), success=False)  # which leaves the mark of success as it is
     for number in range(len(plan.merges)):
         output.store.remove(_hidden(plan, number))
+    return dropped
 
 
-def _merge(output: Output, plan: Plan, number: int) -> None:
+def _merge(output: Output, plan: Plan, number: int) -> bool:
     store, sources, result = output.store, plan.merges[number].sources, place_of_merge(plan, number)
     if output.summary(plan.run) is not None:  # somebody else has done it all
-        return
+        return True
     if store.exists(result):
         _remove(output, plan, sources)
-        return
+        return True
     data = _durable(output, plan, number)
-    if data is None:
-        return
+    if not data:
+        return data is None
     _remove(output, plan, sources)
     if store.create(result, data):
         # Whoever slept before this line may have brought back what a later run has merged or removed.
@@ -106,28 +108,22 @@ def _merge(output: Output, plan: Plan, number: int) -> None:
         if any(other.fresh or result in merge.sources for other in later for merge in (*other.merges, _NOTHING)):
             store.remove(result)
             output.refuse_if_superseded(plan)
+    return True
 
 
 def _durable(output: Output, plan: Plan, number: int) -> bytes | None:
-    """The merged part, durable out of readers' sight; None if somebody else has published it meanwhile."""
+    """The merged part, durable out of readers' sight before a source goes: whoever writes it first decides.
+
+    Empty if it is given up. None if somebody else has ended the run meanwhile.
+    """
     store, hidden = output.store, _hidden(plan, number)
-    try:
-        return store.read(hidden)
-    except FileNotFoundError:
-        pass
-    try:
+    if not store.exists(hidden):
         store.create(hidden, _joined(output, plan, number))
-        return store.read(hidden)
-    except (FileNotFoundError, OutputError):
-        if store.exists(place_of_merge(plan, number)) or output.summary(plan.run) is not None:
-            return None
-        try:  # another process is between removing the sources and publishing
-            return store.read(hidden)
-        except FileNotFoundError:
-            pass
-        if store.exists(place_of_merge(plan, number)) or output.summary(plan.run) is not None:
-            return None
-        raise
+    try:
+        data = store.read(hidden)
+    except FileNotFoundError:
+        return None
+    return None if output.summary(plan.run) is not None else data
 
 
 def _remove(output: Output, plan: Plan, sources: Sequence[str]) -> None:
@@ -137,16 +133,17 @@ def _remove(output: Output, plan: Plan, sources: Sequence[str]) -> None:
 
 
 def _joined(output: Output, plan: Plan, number: int) -> bytes:
+    """Nothing where a source is not what it was."""
     tables: list[pa.Table] = []
     merge = plan.merges[number]
     for name, version in zip(merge.sources, merge.versions, strict=True):
         if output.store.version(name) != version:
-            raise OutputError(
-                f"output.path: {output.store.location}: {name} is not what it was when compaction was planned; "
-                "is a run at work there?"
-            )
-        with output.store.open(name) as file:
-            tables.append(pq.ParquetFile(file).read())
+            return b""
+        try:
+            with output.open_part(name) as file:
+                tables.append(pq.ParquetFile(file).read())
+        except FileNotFoundError:
+            return b""
     return part_bytes(pa.concat_tables(tables), Footer(plan.run, number, plan.fingerprint), output.compression)
 
 
@@ -154,14 +151,16 @@ def _hidden(plan: Plan, number: int) -> str:
     return f"{run_folder(plan.run)}/merged/{number:06d}.parquet"
 
 
-def _summary(plan: Plan) -> dict[str, Any]:
+def _summary(plan: Plan, dropped: Sequence[int]) -> dict[str, Any]:
+    merges = [merge for number, merge in enumerate(plan.merges) if number not in dropped]
     return {
         "run": run_name(plan.run),
         "rows": 0,
         "error_rows": 0,
-        "merged_parts": sum(len(merge.sources) for merge in plan.merges),
-        "parts": len(plan.merges),
+        "merged_parts": sum(len(merge.sources) for merge in merges),
+        "parts": len(merges),
         "dropped_shards": [],
         "dropped_cuts": [],
+        "dropped_merges": list(dropped),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -89,6 +89,12 @@ class DeltaLog:
             table = self._table(options)
             return table is not None and _last(table, COMMITS) >= run
 
+    def shown(self) -> dict[str, int]:
+        """The files that the table shows, with their bytes."""
+        with self._failures("reading the log") as options:
+            table = self._table(options)
+            return {} if table is None else {name: size for name, (size, *_) in _held(table).items()}
+
     def clear(self, run: int) -> None:
         """Show no rows from here on, because `run` starts over: to be called before the old parts are removed.
 

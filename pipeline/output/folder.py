@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from itertools import accumulate
 from operator import add
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -97,13 +98,31 @@ class Output(Runs):
         return all(self.store.exists(part_name(plan.run, shard.index, folder)) for folder in mark.get("pieces", [""]))
 
     def pieces(self, plan: Plan, shard: Shard, folders: set[str]) -> Mapping[str, Sequence[int]]:
-        """Folder → rows there, by range of the shard; of a shard of a partitioned output with parts in `folders`."""
+        """Folder → rows there, by range of the shard; of a shard of a partitioned output with parts in `folders`.
+
+        Empty where neither a part nor a mark is left of it.
+        """
         self._learn_pieces(plan, {shard.index: folders})
-        return self._pieces[plan.run, shard.index]
+        return self._pieces.get((plan.run, shard.index), {})
 
     def part_columns(self, name: str, columns: list[str]) -> pa.Table:
-        with self.store.open(name) as file:
+        with self.open_part(name) as file:
             return pq.ParquetFile(file).read(columns=columns)
+
+    @contextmanager
+    def open_part(self, name: str) -> Iterator[BinaryIO]:
+        """The part for reading; OutputError where it turns out to be none."""
+        with self.store.open(name) as file:
+            try:
+                yield file
+            except (ValueError, LookupError, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # the storage's failure, and not Arrow's
+                    raise
+                reason = str(error).partition("\n")[0].rstrip(".")
+                raise OutputError(
+                    f"output.path: {self.store.location}: {name} is damaged ({reason}); put it back from a copy, or "
+                    "remove it and the next run answers its documents again (under Delta: --fresh to start over)"
+                ) from error
 
     # --- publishing
 
@@ -171,6 +190,8 @@ class Output(Runs):
         self._remove_void_parts()
         if plan.format == "delta":
             self._commit(plan, summary)
+        if plan.partition_by:
+            self._write_missing_marks(plan)
         self.write_summary(plan.run, summary)
         if success and all(later.merges for later in self.later_plans(plan)):  # else another run is under way
             self.write_success(plan.run)
@@ -248,13 +269,26 @@ class Output(Runs):
         return self.store.replace_if(name, data, version) or self._cut(plan, number, cut, amending)
 
     def _read(self, name: str) -> tuple[pa.Table, Footer]:
-        with self.store.open(name) as file:
+        with self.open_part(name) as file:
             parquet = pq.ParquetFile(file)
             return parquet.read(), footer_of(parquet.metadata.metadata)
 
     def _footer(self, name: str) -> Footer:
-        with self.store.open(name) as file:
+        with self.open_part(name) as file:
             return read_footer(file)
+
+    def _write_missing_marks(self, plan: Plan) -> None:
+        """Of shards whose driver was killed before the mark: when their parts are merged, nothing else says what was in
+        which folder."""
+        folders = folders_by_shard(self.parts()).get(plan.run, {})
+        plain = [shard for shard in plan.shards if shard.amends is None and shard.index in folders]
+        for shard in self.unmarked(plan.run, plain):
+            try:
+                footer = self._footer(part_name(plan.run, shard.index, min(folders[shard.index])))
+            except FileNotFoundError:  # another driver closed this run, and a later one has merged the part
+                continue
+            mark = {"rows": shard.rows, "errors": footer.counts.error_rows, "pieces": footer.pieces}
+            self.write_mark(plan.run, shard.index, mark | {"counts": dataclasses.asdict(footer.counts)})
 
     def _footer_counts(self, plan: Plan, shard: Shard, folders: set[str]) -> Progress:
         if shard.amends is None:
@@ -265,12 +299,12 @@ class Output(Runs):
 
     def _learn_pieces(self, plan: Plan, folders: Mapping[int, set[str]]) -> None:
         """What was published of which shard, from marks or, where a run was killed before one, a part's footer."""
-        unknown = [shard for shard in folders if (plan.run, shard) not in self._pieces and folders[shard]]
+        unknown = [shard for shard in folders if (plan.run, shard) not in self._pieces]
         marks = self.marks(plan.run, unknown)
         for shard in unknown:
             if shard in marks and "pieces" in marks[shard]:
                 self._pieces[plan.run, shard] = marks[shard]["pieces"]
-            else:
+            elif folders[shard]:
                 self._pieces[plan.run, shard] = self._footer(part_name(plan.run, shard, min(folders[shard]))).pieces
 
     def _find_amended(self, plan: Plan, shards: Sequence[Shard], parts: Mapping[str, Entry]) -> set[int]:
@@ -350,15 +384,14 @@ class Output(Runs):
             AddedPart(name, parts[name].size, self._rows(name), _partition(name), int(time.time() * 1000))
             for name in own
         ]
-        removed = [
-            RemovedPart(name, parts[name].size, _partition(name))
-            for name in sorted(gone)
-            if name in parts and _run_of(name) != plan.run
-        ]
+        # Parts that somebody removed are in nobody's way any more either: their documents were planned anew.
+        lost = {name: size for name, size in log.shown().items() if parsed(name) and name not in parts}
+        replaced = {name: parts[name].size for name in gone if name in parts and _run_of(name) != plan.run}
+        removed = [RemovedPart(name, size, _partition(name)) for name, size in sorted((lost | replaced).items())]
         log.commit(plan.run, added, removed, fresh=plan.fresh)
 
     def _rows(self, name: str) -> int:
-        with self.store.open(name) as file:
+        with self.open_part(name) as file:
             return int(pq.read_metadata(file).num_rows)
 
 

@@ -108,6 +108,7 @@ class Ledger:
         self._by_number: list[str] = []  # `paths` the other way
         for place, plan in enumerate(self.plans):
             self._enter(place, plan)
+        self._lose_what_is_gone()
         for entry in self.files.values():
             entry.covered = merged(entry.covered)
 
@@ -149,7 +150,10 @@ class Ledger:
         for shard in plan.shards:
             self._enter_shard(place, plan, shard, shard.index in published)
         self._enter_cuts(plan)
+        dropped = self._summaries.get(plan.run, {}).get("dropped_merges", ())
         for number, merge in enumerate(plan.merges):
+            if number in dropped:
+                continue
             sources = [self.parts.pop(name) for name in merge.sources if name in self.parts]
             self._enter_merge(place_of_merge(plan, number), sources)
 
@@ -172,25 +176,25 @@ class Ledger:
     def _enter_shard(self, place: int, plan: Plan, shard: Shard, is_published: bool) -> None:
         paths = [plan.files[piece.file].file.path for piece in shard.ranges]
         numbers = np.array([self.paths[path] for path in paths], np.int32)
+        expected = is_published or self._is_expected(plan, shard)
         if shard.amends is not None and not is_published:
             self._unsettle(shard.amends.part, paths)
         elif shard.amends is not None:
             self._enter_amendment(place, plan, shard, numbers)
-        elif not is_published and plan.format == "delta" and plan.run in self._summaries:
+        elif not expected and plan.format == "delta" and plan.run in self._summaries:
             pass  # given up, and so not in the table, whatever parts of it there are
         elif plan.partition_by:
-            self._enter_pieces(place, plan, shard, numbers)
-        elif is_published:
-            name = part_name(plan.run, shard.index)
-            lengths = [piece.stop - piece.start for piece in shard.ranges]
-            self.parts[name] = HeldPart(name, partial(_plain, numbers, lengths, place), set(numbers.tolist()), {place})
+            self._enter_pieces(place, plan, shard, numbers, expected and not is_published)
+        elif expected:
+            self._enter_whole(place, plan, shard, numbers)
         if is_published:
             for piece, path in zip(shard.ranges, paths, strict=True):
                 self.files[path].covered.append((piece.start, piece.stop))
-            self.rows += 0 if shard.amends is not None else shard.rows
         elif plan.partition_by and shard.amends is None:  # some of its pieces may be there
             for path in paths:
                 self.files[path].unsettled = True
+        if expected and shard.amends is None:
+            self.rows += shard.rows
 
     def _enter_amendment(self, place: int, plan: Plan, shard: Shard, numbers: npt.NDArray[np.int32]) -> None:
         assert shard.amends is not None
@@ -201,15 +205,29 @@ class Ledger:
             values = np.repeat(numbers, [piece.stop - piece.start for piece in shard.ranges])
             part.changes.append(partial(_amended, rows_of(shard.amends.rows), values, place))
 
-    def _enter_pieces(self, place: int, plan: Plan, shard: Shard, numbers: npt.NDArray[np.int32]) -> None:
+    def _is_expected(self, plan: Plan, shard: Shard) -> bool:
+        """Did the run end with this shard published? Then, if its part is not there, somebody has removed it."""
+        return plan.run in self._summaries and shard.index not in self._summaries[plan.run]["dropped_shards"]
+
+    def _enter_whole(self, place: int, plan: Plan, shard: Shard, numbers: npt.NDArray[np.int32]) -> None:
+        name = part_name(plan.run, shard.index)
+        lengths = [piece.stop - piece.start for piece in shard.ranges]
+        self.parts[name] = HeldPart(name, partial(_plain, numbers, lengths, place), set(numbers.tolist()), {place})
+
+    def _enter_pieces(
+        self, place: int, plan: Plan, shard: Shard, numbers: npt.NDArray[np.int32], were_removed: bool
+    ) -> None:
         there = self._folders.get(plan.run, {}).get(shard.index, set())
 
         def origin(folder: str) -> Sources:
             return _plain(numbers, self.output.pieces(plan, shard, there)[folder], place)
 
-        for folder in there:
+        folders = there | set(self.output.pieces(plan, shard, there)) if were_removed else there
+        for folder in folders:
             name = part_name(plan.run, shard.index, folder)
             self.parts[name] = HeldPart(name, partial(origin, folder), set(numbers.tolist()), {place})
+        if were_removed and not folders:  # nobody knows any more in which folders it had parts
+            self._enter_whole(place, plan, shard, numbers)
 
     def _enter_cuts(self, plan: Plan) -> None:
         dropped = set(self._summaries.get(plan.run, {}).get("dropped_cuts", ()))
@@ -233,6 +251,19 @@ class Ledger:
             set().union(*(part.paths for part in sources)),
             set().union(*(part.plans for part in sources)),
         )
+
+    def _lose_what_is_gone(self) -> None:
+        """Parts that should be there and were removed by somebody: whatever files their rows came from in the end hold
+        documents without an answer, however much later plans took for known."""
+        unfinished = [plan for plan in self.plans if plan.run not in self._summaries]
+        coming = {place_of_merge(plan, number) for plan in unfinished for number in range(len(plan.merges))}
+        for name in [name for name in self.parts if name not in self._there and name not in coming]:
+            self._unsettle(name, [])
+            part = self.parts.pop(name)
+            self.rows -= len(part.sources().paths)
+            for number in part.paths:
+                if self._by_number[number] in self.files:
+                    self.files[self._by_number[number]].covered = []
 
     def _renamed(self, old: str, new: str) -> HeldPart:
         part = self.parts.pop(old)

@@ -38,7 +38,8 @@ def superseded_by(plan: Plan, summary: Mapping[str, Any] | None = None) -> set[s
 
     What a run has given up supersedes nothing.
     """
-    names = {source for merge in plan.merges for source in merge.sources}
+    merges = set() if summary is None else set(summary.get("dropped_merges", ()))
+    names = {source for number, merge in enumerate(plan.merges) if number not in merges for source in merge.sources}
     if plan.format == "delta":
         shards = set() if summary is None else set(summary["dropped_shards"])
         cuts = set() if summary is None else set(summary.get("dropped_cuts", ()))

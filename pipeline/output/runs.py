@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import OutputError, Stopped
 from pipeline.output.names import RUNS, SUCCESS, run_folder, run_name
-from pipeline.output.plan import Plan
+from pipeline.output.plan import Plan, Shard
 from pipeline.output.store import Store
 
 RUN = re.compile(r"\d{6,}")
@@ -144,6 +144,11 @@ class Runs:
             if isinstance(mark, dict) and "counts" in mark:
                 found[names[name]] = mark
         return found
+
+    def unmarked(self, run: int, shards: Iterable[Shard]) -> list[Shard]:
+        """Those of which nothing was noted."""
+        there = set(self.store.names(f"{run_folder(run)}/shards"))
+        return [shard for shard in shards if _mark(run, shard.index).rpartition("/")[2] not in there]
 
     def write_mark(self, run: int, shard: int, mark: dict[str, Any]) -> None:
         self.store.create(_mark(run, shard), json.dumps(mark).encode())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -333,6 +334,110 @@ def test_an_output_folder_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to(tmp_path / "real")
     run(job(tmp_path))
     assert Output(LocalStore(tmp_path / "real")).runs() == [1]
+    idle = StubEngine()
+    assert run(job(tmp_path), idle) == 0
+    assert not idle.prompts
+
+
+# --- parts that are gone or damaged
+
+
+@pytest.mark.parametrize("layout", ["flat", "partitioned", "compacted"])
+def test_a_part_that_somebody_removed_is_answered_again_whatever_later_runs_knew(tmp_path: Path, layout: str) -> None:
+    asked = job(tmp_path, input__keep=[], output__partition_by=["title"] if layout == "partitioned" else [])
+    write_stories(tmp_path, "a.parquet", 0, 24)
+    run(asked)
+    write_stories(tmp_path, "a.parquet", 0, 25, n1="a correction")
+    run(asked)
+    if layout == "compacted":
+        compact_output(str(tmp_path / "out"), 1)
+    (tmp_path / "in/a.parquet").rename(tmp_path / "in/b.parquet")
+    write_stories(tmp_path, "c.parquet", 25, 26)
+    run(asked)
+    everything = expected((0, 26)) | {"00001": answer_to("Say: a correction")}
+    assert answers(tmp_path) == everything
+    part = min(output(tmp_path).parts())
+    lost = len(pd.read_parquet(tmp_path / "out" / part))
+    (tmp_path / "out" / part).unlink()
+    engine = StubEngine()
+    assert run(asked, engine) == 0
+    assert answers(tmp_path) == everything
+    assert len(engine.prompts) == lost
+
+
+@pytest.mark.parametrize("partitions", [[], ["title"]])
+def test_a_delta_table_forgets_a_part_that_somebody_removed(tmp_path: Path, partitions: list[str]) -> None:
+    asked = job(tmp_path, input__keep=[], output__partition_by=partitions, output__format="delta")
+    write_stories(tmp_path, "a.parquet", 0, 24)
+    run(asked)
+    write_stories(tmp_path, "a.parquet", 0, 25, n1="a correction")
+    run(asked)
+    everything = expected((0, 25)) | {"00001": answer_to("Say: a correction")}
+    shown = [Path(uri) for uri in DeltaTable(str(tmp_path / "out")).file_uris()]
+    lost = [len(pq.ParquetFile(path).read(["doc_id"])) for path in (min(shown), max(shown))]
+    for path in (min(shown), max(shown)):
+        path.unlink()
+    engine = StubEngine()
+    assert run(asked, engine) == 0
+    frame = DeltaTable(str(tmp_path / "out")).to_pandas()
+    assert frame["doc_id"].is_unique
+    assert dict(zip(frame["doc_id"], frame["summary"], strict=True)) == everything
+    assert len(engine.prompts) == sum(lost)
+
+
+@pytest.mark.parametrize("partitions", [[], ["title"]])
+def test_parts_without_a_mark_may_be_merged_and_their_documents_change(tmp_path: Path, partitions: list[str]) -> None:
+    """As a kill between a part and its mark leaves it."""
+    asked = job(tmp_path, input__keep=[], output__partition_by=partitions)
+    write_stories(tmp_path, "a.parquet", 0, 12, title="one")
+    run(asked)
+    record = tmp_path / "out/_nightdesk/runs/000001"
+    for path in (*(record / "shards").iterdir(), record / "summary.json", record / "end.json"):
+        path.unlink()
+    run(asked, StubEngine())
+    compact_output(str(tmp_path / "out"), 1)
+    write_stories(tmp_path, "a.parquet", 0, 12, n5="a correction", title="one")
+    engine = StubEngine()
+    assert run(asked, engine) == 0
+    assert engine.prompts == ["Say: a correction"]
+    assert answers(tmp_path) == expected((0, 12)) | {"00005": answer_to("Say: a correction")}
+
+
+@pytest.mark.parametrize("layout", ["parquet", "delta"])
+def test_a_damaged_part_is_named_with_what_to_do(tmp_path: Path, layout: str) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 24)
+    run(job(tmp_path, output__format=layout))
+    part = min(output(tmp_path).parts())
+    (tmp_path / "out" / part).write_bytes(b"PAR1 torn")
+    write_stories(tmp_path, "a.parquet", 0, 25)
+    with pytest.raises(OutputError, match=rf"{part} is damaged.*{'remove it' if layout == 'parquet' else '--fresh'}"):
+        run(job(tmp_path, output__format=layout))
+    with pytest.raises(OutputError, match=f"{part} is damaged"):
+        compact_output(str(tmp_path / "out"), 1)
+    if layout == "parquet":
+        (tmp_path / "out" / part).unlink()
+        assert run(job(tmp_path)) == 0
+        assert answers(tmp_path) == expected((0, 25))
+
+
+@pytest.mark.parametrize("changed", ["removed", "rewritten"])
+def test_a_merge_whose_sources_were_changed_is_given_up_and_bars_nothing(tmp_path: Path, changed: str) -> None:
+    write_stories(tmp_path, "a.parquet", 0, 12)
+    run(job(tmp_path))
+    plan = plan_merges(output(tmp_path), 1 << 20)
+    assert plan is not None
+    output(tmp_path).create_plan(plan)
+    part = tmp_path / "out" / plan.merges[0].sources[0]
+    data = part.read_bytes()
+    part.unlink()
+    if changed == "rewritten":
+        part.write_bytes(data)
+    assert run(job(tmp_path)) == 0
+    assert summary_of(tmp_path, 2)["dropped_merges"] == [0]
+    assert answers(tmp_path) == expected((0, 12))
+    assert compact_output(str(tmp_path / "out"), 1) == 0
+    assert len(output(tmp_path).parts()) == 1
+    assert answers(tmp_path) == expected((0, 12))
     idle = StubEngine()
     assert run(job(tmp_path), idle) == 0
     assert not idle.prompts
