@@ -56,29 +56,34 @@ class Chaos:
                 if self._over.wait(min(left, 0.2)):
                     return
                 self._return_nodes()
-            self._strike(self.rng.choice(self.victims))
+            victim = self.rng.choice(self.victims)
+            while not self._strike(victim) and not self._over.wait(0.2):  # it may be on its way back
+                self._return_nodes()
         while not self._over.wait(0.2):
             self._return_nodes()
 
-    def _strike(self, victim: str) -> None:
+    def _strike(self, victim: str) -> bool:
+        """False where nothing of the kind is there to be hit."""
         if victim.endswith("node"):
-            self._kill_node(victim)
-            return
+            return self._kill_node(victim)
         there = [pid for name, _, pid in seated() if name == victim]
-        if there:
-            with suppress(ProcessLookupError):
-                os.kill(self.rng.choice(there), signal.SIGKILL)
-                self.struck.append(victim)
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(self.rng.choice(there), signal.SIGKILL)
+            self.struck.append(victim)
+            return True
+        return False
 
-    def _kill_node(self, victim: str) -> None:
+    def _kill_node(self, victim: str) -> bool:
         settings, kind = (TARGETS[0], "H100") if victim == "target node" else (DRAFTS[0], "L4")
         there = [node for node in self.nodes if f"accelerator_type:{kind}" in str(node._ray_params.resources)]
-        if len(there) > 1:  # somebody must go on
-            node = self.rng.choice(there)
-            self.nodes.remove(node)
-            self.cluster.remove_node(node, allow_graceful=False)
-            self._away.append((time.monotonic() + ABSENCE, settings))
-            self.struck.append(victim)
+        if len(there) < 2:  # somebody must go on
+            return False
+        node = self.rng.choice(there)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+        self._away.append((time.monotonic() + ABSENCE, settings))
+        self.struck.append(victim)
+        return True
 
     def _return_nodes(self) -> None:
         due = [away for away in self._away if away[0] <= time.monotonic()]
