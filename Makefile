@@ -12,8 +12,8 @@ INSTALLED := .venv/.installed
 $(INSTALLED): pyproject.toml Makefile
 	@echo "installing into .venv: about 2 GB, some minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq --disable-pip-version-check torch==2.13.0
-	@$(BIN)/pip install -qq --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check torch==2.13.0
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 setup: $(INSTALLED)

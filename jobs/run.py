@@ -10,57 +10,35 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
 from jobs.account import Account
 from jobs.closing import print_answers
 from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
+from jobs.models import Models, asked, models_on_disk
 from jobs.progress import ProgressLine
+from jobs.summary import End, Session, equipment, summarised
 from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
 from pipeline.deadline import Deadline
 from pipeline.errors import Busy, NightdeskError, OutOfTime, OutputError, Stopped, StoreError
-from pipeline.fingerprint import answer_values, digest
+from pipeline.fingerprint import digest
 from pipeline.output.claim import Claim
 from pipeline.output.compaction import merge
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.output.ledger import same_content
 from pipeline.output.names import parsed, run_name
 from pipeline.output.plan import Plan, Shard
-from pipeline.planning import Ask, make_plan, refuse_foreign, refuse_foreign_tokens
-from pipeline.prompts.templates import Prompter
+from pipeline.planning import Ask, make_plan, refuse_foreign
 from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
 
 LOG = logging.getLogger(__name__)
 Auditor = Callable[[JobConfig], Audit]
-VERSIONS = ("nightdesk", "torch", "transformers", "ray", "pyarrow", "pandas", "numpy")
-
-
-class Model(Protocol):
-    """What a run must know of a model (`engine.checkpoint.Checkpoint`)."""
-
-    def fingerprint(self) -> str: ...
-
-    def context_limit(self) -> int: ...
-
-    def tokenizer(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Models:
-    """What a job resolved to; `context` is what prompt and answer may have together, in tokens."""
-
-    target: Model
-    draft: Model | None
-    context: int
 
 
 def accounted(execute: Callable[..., int]) -> Callable[..., int]:
@@ -112,9 +90,9 @@ def execute(
     """
     account = Account() if account is None else account
     refuse_overlap(config.input, config.output.path)
-    models = models or _models_on_disk(config)
+    models = models or models_on_disk(config)
     ask = dataclasses.replace(
-        _asked(config, models, limit, fresh),
+        asked(config, models, limit, fresh),
         reanswer=reanswer,
         retry_failed=retry_failed or config.retry_failed,
         allow_deletions=allow_deletions,
@@ -139,22 +117,6 @@ def execute(
         return run.execute()
 
 
-def _models_on_disk(config: JobConfig) -> Models:
-    from pipeline.engine.assembly import agree
-
-    setup = agree(config)
-    return Models(setup.target, setup.draft, setup.limits.context)
-
-
-def _asked(config: JobConfig, models: Models, limit: int | None, fresh: bool) -> Ask:
-    tokenizer = models.target.tokenizer()
-    for task in config.tasks:
-        Prompter(task, tokenizer, config.input.text, models.context)  # refuses a task that can have no prompt
-    refuse_foreign_tokens(config.tasks, len(tokenizer))
-    answers = answer_values(config, models.target.fingerprint(), models.context)
-    return Ask(answers, models.context, config.input.limit if limit is None else limit, fresh)
-
-
 def _ray(config: JobConfig) -> Executor:
     from actors.executor import RayExecutor
 
@@ -168,18 +130,6 @@ def _audited_on_ray(config: JobConfig) -> Audit:
     from jobs.audit import choose_questions
 
     return audit_on_ray(config, choose_questions(config))
-
-
-@dataclass
-class Session:
-    """What this process has done for one plan."""
-
-    plan: Plan
-    continued: bool
-    dropped: list[Shard]
-    changed_files: list[str]
-    total: Progress = field(default_factory=Progress)
-    answering_seconds: float = 0.0
 
 
 class Overtaken(Exception):
@@ -268,10 +218,10 @@ class Run:
 
     def _give_up(self, plan: Plan) -> None:
         """Close a run of which nothing more is to be answered."""
-        dropped, cuts = self._end(plan)
-        session = Session(plan, True, [shard for shard in plan.shards if shard.index in set(dropped)], [])
-        counts = self.output.counts(plan)
-        self.output.finish(plan, self._summary(session, counts, dropped, cuts, None), success=False)
+        end = self._end(plan)
+        dropped = [shard for shard in plan.shards if shard.index in set(end.dropped)]
+        session = Session(plan, True, dropped, [], self.started)
+        self.output.finish(plan, self._summary(session, end, self.output.counts(plan), None), success=False)
 
     def _new_plan(self) -> Plan | None:
         """None if there is nothing to do. Overtaken where somebody else has planned since we looked."""
@@ -323,7 +273,7 @@ class Run:
             if any(plan.files[r.file].file.path in changed for r in shard.ranges)
             or (continued and self._is_overtaken(shard))
         ]
-        session = Session(plan, continued, dropped, sorted(changed))
+        session = Session(plan, continued, dropped, sorted(changed), self.started)
         before = {shard.index for shard in missing}
         lost = {shard.index for shard in dropped}
         todo = [shard for shard in missing if shard.index not in lost]
@@ -406,35 +356,39 @@ class Run:
         plan = session.plan
         counts = self.output.counts(plan)
         enough = counts.error_share <= self.config.max_error_rate
-        dropped, cuts = self._end(plan)
-        self.account.removed += sum(cut.count for cut in plan.cuts if cut.part not in cuts)
+        end = self._end(plan)
+        self.account.removed += sum(cut.count for cut in plan.cuts if cut.part not in end.dropped_cuts)
         audit = self._audit(counts)
         sound = audit is None or audit.passed
-        whole = not dropped and not cuts
-        summary = self._summary(session, counts, dropped, cuts, audit)
-        self.output.finish(plan, summary, success=enough and sound and whole)
-        if not whole:
+        summary = self._summary(session, end, counts, audit)
+        self.output.finish(plan, summary, success=enough and sound and end.whole)
+        if not end.whole:
             LOG.warning(
                 "%d shards of run %s were given up because their input changed (%s) or parts were changed by another "
                 "run; planning them anew",
-                len(dropped), run_name(plan.run), ", ".join(session.changed_files) or "none",
+                len(end.dropped), run_name(plan.run), ", ".join(session.changed_files) or "none",
                 extra={"event": "shards_dropped"},
             )  # fmt: skip
         self._tell_closed(session, counts)
         print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
-        return self._exit_code(counts, None if audit is None else audit.failure), whole
+        return self._exit_code(counts, None if audit is None else audit.failure), end.whole
 
-    def _end(self, plan: Plan) -> tuple[list[int], list[str]]:
-        """Shards and cuts that the run gives up; the same for every driver of it. Other cuts are made by now."""
+    def _end(self, plan: Plan) -> End:
+        """Agreed with every other driver of the run. Cuts that are not given up are made by now."""
         dropped = self.output.agree_on_end(plan.run, [shard.index for shard in self.output.missing(plan)])
         # A document that moved to another folder has its new row there before the old one goes.
-        return dropped, [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))]
+        return End(dropped, [cut.part for cut in (plan.cuts if dropped else self.output.cut(plan))])
+
+    def _summary(self, session: Session, end: End, counts: Progress, audit: Audit | None) -> dict[str, Any]:
+        run = session.plan.run
+        parts = sum(1 for part in map(parsed, self.output.parts()) if part is not None and part.run == run)
+        rows = summarised(session, end, counts, parts, audit)
+        return rows | equipment(self.config, self.models, self.executor)
 
     def _tell_closed(self, session: Session, counts: Progress) -> None:
         line = f"run {run_name(session.plan.run)}: {counts.rows_done} rows, {counts.error_rows} with errors"
         told = {"rows": counts.rows_done, "error_rows": counts.error_rows, "new_tokens": counts.new_tokens}
-        seconds = round(time.time() - self.started, 3)
-        events.tell("run_closed", line, **told, accepted_per_step=counts.accepted_per_step, seconds=seconds)
+        events.tell("run_closed", line, **told, accepted_per_step=counts.accepted_per_step, seconds=session.seconds)
 
     def _audit(self, counts: Progress) -> Audit | None:
         """Once per command; None where the job does not ask for it, or no document could be answered."""
@@ -489,71 +443,9 @@ class Run:
         )  # fmt: skip
         return TOO_MANY_ERRORS
 
-    def _summary(
-        self, session: Session, counts: Progress, dropped: list[int], dropped_cuts: list[str], audit: Audit | None
-    ) -> dict[str, Any]:
-        plan, here = session.plan, session.total
-        return {
-            "run": run_name(plan.run),
-            "job": self.config.name,
-            "rows": counts.rows_done,
-            "error_rows": counts.error_rows,
-            "error_share": counts.error_share,
-            "max_error_rate": self.config.max_error_rate,
-            "replaced_rows": sum(shard.rows for shard in plan.shards if shard.amends and shard.index not in dropped),
-            "removed_rows": sum(cut.count for cut in plan.cuts if cut.part not in dropped_cuts),
-            "parts": sum(1 for part in map(parsed, self.output.parts()) if part is not None and part.run == plan.run),
-            "dropped_shards": dropped,
-            "dropped_cuts": dropped_cuts,
-            "dropped_files": session.changed_files if dropped else [],
-            "counts": _told(counts),
-            "accepted_per_step": counts.accepted_per_step,
-            "acceptance_by_position": [
-                accepted / drafted if drafted else None
-                for accepted, drafted in zip(counts.accepted_at, counts.drafted_at, strict=False)
-            ],
-            "fingerprint": plan.fingerprint,
-            "salt": plan.salt,
-            "models": self._model_names(),
-            "versions": _versions(),
-            "executor": self.executor.describe(),
-            "audit": None if audit is None else audit.as_json(),
-            "planned": plan.created,
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            "last_process": {
-                "seconds": round(time.time() - self.started, 3),
-                "answering_seconds": round(session.answering_seconds, 3),
-                "continued": session.continued,
-                "counts": _told(here),
-            },
-        }
-
-    def _model_names(self) -> dict[str, dict[str, str]]:
-        target = {"model": self.config.target.model, "fingerprint": self.models.target.fingerprint()}
-        if self.models.draft is None:
-            return {"target": target}
-        draft = {"model": str(self.config.draft[0].model), "fingerprint": self.models.draft.fingerprint()}
-        return {"target": target, "draft": draft}
-
-
 def _announced(plan: Plan) -> str:
     """What a new plan is about, in a line."""
     replaced = sum(shard.rows for shard in plan.shards if shard.amends is not None)
     removed = sum(cut.count for cut in plan.cuts)
     told = [(plan.rows - replaced, "new"), (replaced, "to replace"), (removed, "to remove")]
     return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} {what}" for rows, what in told if rows)
-
-
-def _told(counts: Progress) -> dict[str, Any]:
-    """Counts of what was done; totals are the progress line's affair."""
-    return {k: v for k, v in dataclasses.asdict(counts).items() if k not in ("rows_total", "shards_total")}
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in VERSIONS:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

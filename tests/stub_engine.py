@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jobs.run import Models
+from jobs.models import Models
 from pipeline.config import JobConfig, parse_config
 from pipeline.records import Completion, CompletionStats, FinishReason, Request
 from pipeline.work import JobWork, LocalExecutor
