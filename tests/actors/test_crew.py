@@ -130,9 +130,10 @@ def staged(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_replicas_share_the_work(staged: Callable[..., Scene]) -> None:
-    scene = staged(replicas=2, threads=1)
+    both = ("replica 0", "replica 1")
+    scene = staged(DawdlingStubReplica, lambda scene: scene.wait_working(*both), replicas=2, threads=1)
     scene.run()
-    assert set(scene.published) == {"replica 0", "replica 1"}
+    assert set(scene.published) == set(both)
     everything = sorted(shard for shards in scene.published.values() for shard in shards)
     assert everything == list(range(ROWS // ROWS_PER_SHARD))
 
