@@ -23,10 +23,11 @@ import ray
 import ray._private.worker
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.state import state
+from ray.exceptions import AuthenticationError
 
 from actors.node import ACCELERATOR_LABEL, Node
 from pipeline import events
-from pipeline.errors import WorkerLost
+from pipeline.errors import ConfigError, WorkerLost
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pipeline", "actors")  # what workers import
@@ -116,7 +117,8 @@ def _connected(**settings: Any) -> Iterator[None]:
     on_terminate = signal.getsignal(signal.SIGTERM)
     before = set(psutil.Process().children())
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        with failures_to_begin():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate)  # Ray has put its own there, which exits
         yield
@@ -126,6 +128,26 @@ def _connected(**settings: Any) -> Iterator[None]:
         _, hanging = psutil.wait_procs(started, EXIT_SECONDS)
         for process in hanging:
             process.kill()
+
+
+@contextmanager
+def failures_to_begin() -> Iterator[None]:
+    """Ray's failures to begin as ours. It raises bare exceptions where its processes do not come up in time."""
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        yield
+    except AuthenticationError as error:
+        said = _first_line(error)
+        raise ConfigError(f"RAY_ADDRESS: {address} refuses the token, or asks for one ({said})") from error
+    except Exception as error:
+        what = f"RAY_ADDRESS: no connection to Ray at {address}" if address else "Ray could not be started here"
+        raise WorkerLost(
+            f"{what} ({_first_line(error)}); the machine may be too busy or short of memory: the same command continues"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")
 
 
 def _family(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, WorkerLost
 
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # in this order
 CONNECT_SECONDS = 10.0
-TOKEN_REMEDY = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token"
+TOKEN, TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,31 @@ class JobServer:
         try:
             yield
         except AuthenticationError as error:
-            why = _first_line(error)
-            raise ConfigError(f"--address: {self.address} asks for a token ({why}): {TOKEN_REMEDY}") from error
+            raise ConfigError(f"--address: {self.address} {token_trouble(_first_line(error))}") from error
         except (ConnectionError, requests.exceptions.RequestException) as error:
-            raise WorkerLost(f"--address: no answer from {self.address} ({type(error).__name__})") from error
+            raise WorkerLost(
+                f"--address: no answer from {self.address} ({type(error).__name__}); is it the address of the "
+                "cluster's dashboard (port 8265, if nobody chose another)?"
+            ) from error
         except (RuntimeError, ValueError) as error:
             if job_id is not None and "status code 404" in str(error):
                 raise ConfigError(f"there is no job {job_id} at {self.address}") from error
             if job_id is not None and "status code 5" in str(error):  # it is being started, or what is behind it
                 raise WorkerLost(f"--address: {self.address} cannot answer now: {_last_line(error)}") from error
             raise ConfigError(f"--address: {self.address} refuses: {_last_line(error)}") from error
+
+
+def token_trouble(said: str) -> str:
+    """What is wrong with the environment's token for a cluster that `said` it does not take it."""
+    file = os.environ.get(TOKEN_PATH)
+    if os.environ.get("RAY_AUTH_MODE") == "token":
+        if os.environ.get(TOKEN):  # Ray looks there first
+            return f"refuses the token in {TOKEN} ({said}): it is not this cluster's"
+        if file and not os.path.exists(os.path.expanduser(file)):
+            return f"asks for a token, and {TOKEN_PATH} names a file that is not there: {file}"
+        if file:
+            return f"refuses the token in {file} ({TOKEN_PATH}; {said}): it is not this cluster's"
+    return f"asks for a token ({said}): set RAY_AUTH_MODE=token, and {TOKEN} or {TOKEN_PATH} to the cluster's token"
 
 
 def address_of(given: str | None) -> str:

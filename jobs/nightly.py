@@ -37,6 +37,7 @@ OUTCOMES = {
     AUDIT_FAILED: "audit failed",
 }
 BUSY = "busy"
+NEXT_AFTER_BUSY = "nothing: the other run does the work"
 NEXT = {
     COMMITTED: "nothing until there are new documents",
     INTERNAL_ERROR: "look at the last line of standard error, then the same command continues",
@@ -81,18 +82,18 @@ class Night:
             seconds=round(seconds, 1),
             output=output,
             error=failure,
-            next="nothing: the other run does the work" if busy else NEXT[code],
+            next=NEXT_AFTER_BUSY if busy else NEXT[code],
         )
 
     def line(self) -> str:
         """For a pager: job, run, outcome, rows, duration, what is left, next step."""
-        left = "unknown how many rows are left" if self.left is None else f"{self.left:,} rows left"
+        left = "rows left: unknown" if self.left is None else f"{self.left:,} rows left"
         told = [
             f"nightdesk {self.job}: {f'run {self.run} ' if self.run else ''}{self.outcome}",
             f"{self.new:,} rows new, {self.replaced:,} replaced, {self.removed:,} removed, {self.failed:,} failed",
             duration(self.seconds),
             left,
-            *([] if self.error is None else [shortened(self.error)]),
+            *([] if self.error is None else [shortened(self.error.removesuffix(f", and {self.next}"))]),
             f"next: {self.next}",
         ]
         return "; ".join(" ".join(part.split()) for part in told)

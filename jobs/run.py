@@ -110,7 +110,7 @@ def execute(
         if alone and other is not None:
             raise Busy(
                 f"output.path: process {other.pid} on {other.host} is at work in {output.store.location}; "
-                "nothing was done, and the same command does what is left when that has ended"
+                "nothing was done here"
             )
         shared, auditor = other is not None, auditor or _audited_on_ray
         run = Run(config, output, ask, models, executor or _ray(config), shared, auditor, deadline, account)

@@ -87,7 +87,9 @@ def submit(request: Request, address: str | None, follow: bool) -> int:
 
 def attach(address: str | None, job_id: str) -> int:
     """Follow a job to its end; returns its exit code."""
-    return _follow(JobServer(address), job_id)
+    server = JobServer(address)
+    server.job(job_id)  # is there one?
+    return _follow(server, job_id)
 
 
 def cancel(address: str | None, job_id: str) -> int:
@@ -138,18 +140,18 @@ def checked(request: Request) -> JobConfig:
     for assignment in request.overrides:
         override(mapping, assignment, JobConfig)
     config = load_config(request.config, request.overrides)
-    for key, path in _paths(mapping):
-        if not _is_absolute(path):
-            raise ConfigError(
-                f"{request.config}: {key}: {path} is relative, and the job runs in another folder, on other machines: "
-                "give a path from the root that means the same on all of them, or a URL"
-            )
-    for key, model in _models(mapping):
-        if _is_relative_model(model):
-            raise ConfigError(
-                f"{request.config}: {key}: {model} names something in this folder, and models are not sent: give a hub "
-                "id, or a path from the root that means the same on all machines"
-            )
+    relative = [f"{key}: {path}" for key, path in _paths(mapping) if not _is_absolute(path)]
+    if relative:
+        raise ConfigError(
+            f"{request.config}: {', '.join(relative)}: relative, and the job runs in another folder and elsewhere: "
+            "give paths from the root that mean the same on all of them, or URLs"
+        )
+    here = [f"{key}: {model}" for key, model in _models(mapping) if _is_relative_model(model)]
+    if here:
+        raise ConfigError(
+            f"{request.config}: {', '.join(here)}: in this folder, and models are not sent: give hub ids, or paths "
+            "from the root that mean the same on all machines"
+        )
     return config
 
 

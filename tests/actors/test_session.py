@@ -15,9 +15,9 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from actors.session import ROOT, ray_session
+from actors.session import ROOT, failures_to_begin, ray_session
 from pipeline.config import JobConfig
-from pipeline.errors import WorkerLost
+from pipeline.errors import ConfigError, WorkerLost
 from tests.actors.processes import wait_gone
 from tests.actors.tiny_job import alone, answers, tiny_job
 from tests.models import tiny_folder
@@ -94,3 +94,18 @@ def test_an_address_where_nothing_listens_is_named_at_once(monkeypatch: pytest.M
     monkeypatch.setattr("actors.session.ray.is_initialized", lambda: False)
     with pytest.raises(WorkerLost, match=address), ray_session():
         pass
+
+
+def test_a_ray_that_does_not_come_up_in_time_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = "The current node timed out during startup. This could happen because the GCS has become overloaded."
+    with pytest.raises(WorkerLost, match=r"not be started here \(The current node timed out"), failures_to_begin():
+        raise Exception(said)
+
+
+def test_a_token_that_a_cluster_refuses_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import AuthenticationError
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with pytest.raises(ConfigError, match="RAY_ADDRESS: head:6379 refuses the token"), failures_to_begin():
+        raise AuthenticationError("Invalid authentication token")

@@ -230,3 +230,12 @@ def test_no_secret_is_in_a_traceback(
     assert "RuntimeError: signed with" in told
     for secret in ("the-operators-secret", "f00ba4", "AKIAIOSFODNN7EXAMPLE"):
         assert secret not in told
+
+
+def test_an_interpreter_without_the_dependencies_is_named() -> None:
+    command = [sys.executable, "-S", "-m", "jobs", "run", "x.yaml"]  # without site-packages
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"nightdesk: {sys.executable} has no package ")
+    assert "submit --python" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -186,7 +186,7 @@ def test_another_run_at_work_is_named_and_left_alone(tmp_path: Path, capsys: pyt
     assert engine.prompts == []
     assert not (tmp_path / "out/_nightdesk/runs").exists()
     assert "nightdesk stub: busy; 0 rows new" in (said := line(capsys))
-    assert "unknown how many rows are left" in said
+    assert "rows left: unknown" in said
     assert said.endswith("next: nothing: the other run does the work")
     assert night(job(tmp_path), engine) == 0, "the lock went with its holder"
 

@@ -25,7 +25,7 @@ from ray.job_submission import JobDetails, JobStatus, JobType
 from jobs import cli, following, package, submit
 from jobs.ending import Failure
 from jobs.following import Log, ending_of, follow
-from jobs.job_server import ClusterNode, JobServer, address_of
+from jobs.job_server import ClusterNode, JobServer, address_of, token_trouble
 from jobs.package import collect, pack, refuse_oversize
 from jobs.submit import DriverWish, Request, checked, driver_place, entrypoint, forwarded, own_data
 from pipeline.config import load_config
@@ -144,12 +144,12 @@ def test_what_means_something_else_on_the_cluster_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, changes: dict[str, str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    with pytest.raises(ConfigError, match=rf"wire\.yaml: {key}: .* means the same on all"):
+    with pytest.raises(ConfigError, match=rf"wire\.yaml: {key}: .* mean the same on all"):
         checked(Request(Path(job_file(tmp_path, **changes))))
     fine = job_file(tmp_path, input="[/data/in, file:///data/more]", model="/models/m.gguf")
     assert checked(Request(Path(fine))).name == "wire"
-    with pytest.raises(ConfigError, match=r"output\.path: out is relative"):
-        checked(Request(Path(fine), overrides=("output.path=out",)))
+    with pytest.raises(ConfigError, match=r"output\.path: out, input\.path: in\.jsonl: relative"):
+        checked(Request(Path(fine), overrides=("output.path=out", "input.path=in.jsonl")))
     relative = job_file(tmp_path, output="out")
     assert checked(Request(Path(relative), overrides=("output.path=/data/out",))).output.path == "/data/out"
 
@@ -397,6 +397,26 @@ def command(head: Head, *arguments: str, root: Path = ROOT, **environment: str) 
 def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "asks for a token (no): set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({"RAY_AUTH_TOKEN": "x"}, "asks for a token (no): set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}, "refuses the token in RAY_AUTH_TOKEN (no)"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, "names a file that is not there: /no/such"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/dev/null"}, "refuses the token in /dev/null"),
+    ],
+)
+def test_what_is_wrong_with_a_token_is_said(
+    environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in token_trouble("no")
 
 
 @pytest.mark.slow
