@@ -22,11 +22,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Two processes: one has the tests that use Ray, and waits more than it computes.
-SIDE_BY_SIDE := -n 2 --dist loadgroup
-
 test: lint model
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest
 
 # The slow and the large: the real model over real stories, kills with Ray, ten times the rows.
 test-all: lint model

@@ -1,7 +1,4 @@
-"""What all tests share: one Ray and one S3 server for the whole session, each started by the first test that asks.
-
-In two processes side by side (pytest-xdist) one has all tests that use Ray, and starts the only cluster.
-"""
+"""What all tests share: one Ray and one S3 server for the whole session, each started by the first test that asks."""
 
 from __future__ import annotations
 
@@ -15,34 +12,6 @@ from typing import Any
 import pytest
 
 os.environ["NIGHTDESK_LOG"] = "text"  # as on a terminal; tests of the other way say so
-
-RAY_FIXTURES = {"ray_address", "ray_cluster"}
-RAY_FILES = (
-    "tests/actors/",
-    "tests/crash/test_killed_with_ray.py",
-    "tests/jobs/test_submit.py",
-    "tests/metrics/test_scraped_run.py",
-)
-S3_FIXTURES = {"s3_server", "s3_proxy", "s3", "proxy"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one group run in one process: those with Ray, those with the S3 server, and those of each other file."""
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        file = item.nodeid.partition("::")[0]
-        if fixtures & RAY_FIXTURES or file.startswith(RAY_FILES):
-            group = "ray"
-        else:
-            group = "s3" if fixtures & S3_FIXTURES else file
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Of two processes, the one without Ray gets less of the processors: nobody waits for it."""
-    group = item.get_closest_marker("xdist_group")
-    if "PYTEST_XDIST_WORKER" in os.environ and group is not None and group.args != ("ray",) and os.nice(0) == 0:
-        os.nice(5)
 
 
 @pytest.fixture(scope="session")
