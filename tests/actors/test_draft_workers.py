@@ -32,15 +32,21 @@ pytestmark = pytest.mark.usefixtures("ray_address")
 
 
 class Floor:
-    """A seat that reserves nothing; `actor`, if given, sits there instead of whoever was meant to."""
+    """A seat that reserves nothing; `actor`, if given, sits there instead of whoever was meant to.
+
+    `environment` is that of the actor's process, beside what it has from its node.
+    """
 
     threads, gpus = 1, 0
 
-    def __init__(self, actor: type | None = None) -> None:
+    def __init__(self, actor: type | None = None, **environment: str) -> None:
         self.actor = actor
+        self.environment = environment
 
     def create(self, actor: type, *arguments: Any) -> Any:
-        options = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": Draft.CONCURRENCY}
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": Draft.CONCURRENCY}
+        if self.environment:
+            options["runtime_env"] = {"env_vars": self.environment}
         return ray.remote(self.actor or actor).options(**options).remote(*arguments)
 
 
@@ -160,7 +166,8 @@ def test_a_draft_model_on_two_ranks_drafts_as_one_does_and_ends_as_a_whole(
     setup = agree(divided)
     with pytest.raises(ConfigError, match=r"draft\.gpus: 2 ranks need a worker each"):
         load_drafter(divided, setup)
-    group = DraftGroup([Floor(), Floor()], divided, setup, "draft worker 0")
+    seats = [Floor(**{PRETEND: "1"}) for _ in range(2)]
+    group = DraftGroup(seats, divided, setup, "draft worker 0")
     wait_until(group.is_ready, 60)
     assert group.wait_ready() == Traits.of_workers(setup)
     for one, other in zip(drafted(group), expected(config, setup), strict=True):
