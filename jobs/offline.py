@@ -95,7 +95,7 @@ def _documents(config: JobConfig) -> Documents:
     files = list_files(config.input)
     corpus = Corpus(config.source, prompt_fields(config), files)
     require_columns(corpus)
-    rows_of = rows_asked(corpus, len(files), config.input.limit)
+    rows_of = rows_asked(corpus, config.input.limit)
     errors = [document.error for document in sample(corpus, rows_of)]
     unreadable = [error for error in errors if error is not None]
     return Documents(len(files), sum(rows_of), len(errors), len(unreadable), next(iter(unreadable), None))

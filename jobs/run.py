@@ -19,6 +19,7 @@ from jobs.closing import print_answers
 from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
 from jobs.models import Models, asked, models_on_disk
 from jobs.progress import ProgressLine
+from jobs.prospect import announced, continued
 from jobs.summary import End, Session, equipment, summarised
 from pipeline import events
 from pipeline.audit import Audit
@@ -175,7 +176,7 @@ class Run:
                 continue
             if opened is not None:
                 done = self._published_rows(opened)
-                line = f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there"
+                line = f"continuing run {run_name(opened.run)}: {continued(opened, done)}"
                 events.tell("run_continued", line, run=run_name(opened.run), rows_done=done, rows_total=opened.rows)
                 code, _ = self._carry_out(opened, continued=True)
                 continue
@@ -241,7 +242,8 @@ class Run:
             events.tell("run_restarted", line, rows=rows)
         created = self.output.create_plan(plan)
         if created is plan:
-            events.tell("run_planned", _announced(plan), run=run_name(plan.run), rows_total=plan.rows)
+            line = f"run {run_name(plan.run)}: {announced(plan)}"
+            events.tell("run_planned", line, run=run_name(plan.run), rows_total=plan.rows)
             return plan
         if self.ask.fresh:
             raise OutputError(
@@ -442,10 +444,3 @@ class Run:
             extra={"event": "errors_exceeded"},
         )  # fmt: skip
         return TOO_MANY_ERRORS
-
-def _announced(plan: Plan) -> str:
-    """What a new plan is about, in a line."""
-    replaced = sum(shard.rows for shard in plan.shards if shard.amends is not None)
-    removed = sum(cut.count for cut in plan.cuts)
-    told = [(plan.rows - replaced, "new"), (replaced, "to replace"), (removed, "to remove")]
-    return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} {what}" for rows, what in told if rows)

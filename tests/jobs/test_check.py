@@ -14,9 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from jobs import check, estimate
 from jobs.check import Prompts, check_job, examine
 from jobs.cli import main
+from jobs.run import execute
 from pipeline.config import JobConfig, parse_config
 from pipeline.errors import ConfigError, CorpusError, ModelError, NightdeskError, OutputError
 from tests.s3.bucket import Bucket
+from tests.stub_engine import local
 
 CONTEXT = 512
 
@@ -146,9 +148,30 @@ def test_the_table_reads_well(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert check_job(job()) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "5 documents in 1 file " in text
-    assert "0 answered already; a run would add 3 parts" in text
+    assert "0 answered already; a run has 5 new (adds 3 parts)" in text
     assert "in all 5 documents" in text
     assert "about" in text
+
+
+def test_a_job_that_run_would_refuse_does_not_pass(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    config = job()
+    path.write_text(json.dumps(config.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    assert execute(config, executor=local()) == 0
+    assert main(["check", str(path)]) == 0
+    assert "5 answered already; a run has nothing to do" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "stories.jsonl").write_text(json.dumps({"doc_id": "0", "body": "a correction", "title": "T0"}) + "\n")
+    assert main(["check", str(path)]) == 2
+    refusal = capsys.readouterr().err
+    assert "4 of 5 answered documents are not in the input any more" in refusal
+    with pytest.raises(OutputError) as refused:
+        execute(config, executor=local())
+    assert refusal == f"nightdesk: {refused.value}\n"
+    assert execute(config, executor=local(), allow_deletions=True) == 0
+    assert main(["check", str(path), "--set", "tasks.0.prompt={body}"]) == 2
+    assert "--reanswer to replace the old answers" in capsys.readouterr().err
 
 
 def test_a_large_corpus_is_sampled_and_says_so(
