@@ -25,6 +25,7 @@ from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
+from pipeline.counting import counted
 from pipeline.deadline import Deadline
 from pipeline.errors import Busy, NightdeskError, OutOfTime, OutputError, Stopped, StoreError
 from pipeline.fingerprint import digest
@@ -292,7 +293,8 @@ class Run:
         return session
 
     def _published_so_far(self, plan: Plan) -> str:
-        return f"{self._published_rows(plan)} of {plan.rows} rows are published, and the same command continues"
+        rows = f"{self._published_rows(plan)} of {counted(plan.rows, 'row')}"
+        return f"{rows} are published, and the same command continues"
 
     def _enter(self, session: Session, before: set[int]) -> None:
         """Into the account: what became of the shards that had not been published `before`."""
@@ -388,7 +390,8 @@ class Run:
         return rows | equipment(self.config, self.models, self.executor)
 
     def _tell_closed(self, session: Session, counts: Progress) -> None:
-        line = f"run {run_name(session.plan.run)}: {counts.rows_done} rows, {counts.error_rows} with errors"
+        line = f"run {run_name(session.plan.run)}: {counted(counts.rows_done, 'row')}, {counts.error_rows} with "
+        line += "an error" if counts.error_rows == 1 else "errors"
         told = {"rows": counts.rows_done, "error_rows": counts.error_rows, "new_tokens": counts.new_tokens}
         events.tell("run_closed", line, **told, accepted_per_step=counts.accepted_per_step, seconds=session.seconds)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -282,6 +284,15 @@ def test_histogram_bounds_are_powers_of_two_without_empty_ends() -> None:
     prompts = Prompts(5, 0, None, (3, 4, 5, 17, 32), 40, ())
     assert prompts.histogram() == [(4, 2), (8, 1), (16, 0), (32, 2)]
     assert Prompts(0, 0, None, (), 0, ()).histogram() == []
+
+
+def test_no_prompt_has_no_block_and_one_is_singular(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = Prompts(3, 0, None, (1, 17, 3), 40, ())
+    check.show(replace(examine(job()), rows=1, prompts=prompts), Console(width=200, highlight=False))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "up to 8 tokens 0" in lines
+    assert any(line.startswith("up to 1 token █") for line in lines)
+    assert "input 1 document in 1 file" in lines
 
 
 def test_the_container_limit_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,3 +230,18 @@ def test_no_secret_is_in_a_traceback(
     assert "RuntimeError: signed with" in told
     for secret in ("the-operators-secret", "f00ba4", "AKIAIOSFODNN7EXAMPLE"):
         assert secret not in told
+
+
+@pytest.mark.parametrize(
+    ("line", "help"),
+    [
+        (["run", "a.yaml", "--lmit", "3"], "python -m jobs run --help"),
+        (["check"], "python -m jobs check --help"),
+        (["rnu"], "python -m jobs --help"),
+    ],
+)
+def test_a_wrong_command_line_points_at_the_help_of_its_command(
+    line: list[str], help: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line) == 2
+    assert f"(see {help})" in capsys.readouterr().err
