@@ -78,7 +78,7 @@ def sampled_documents(config: JobConfig, most: int) -> Iterator[Document]:
     files = list_files(config.input)
     corpus = Corpus(config.input, prompt_fields(config), files)
     require_columns(corpus)
-    rows_of = rows_asked(corpus, len(files), config.input.limit)
+    rows_of = rows_asked(corpus, config.input.limit)
     total = sum(rows_of)
     for row in random.Random(f"audit,{config.seed}").sample(range(total), min(most, total)):
         file = 0

@@ -10,9 +10,10 @@ import json
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -29,15 +30,16 @@ from jobs.estimate import (
     seconds_from_probe,
 )
 from jobs.progress import duration
+from jobs.prospect import foresee
 from pipeline.config import JobConfig
-from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
+from pipeline.corpus.listing import list_files, refuse_overlap
 from pipeline.corpus.readers import Corpus, RowRange
+from pipeline.counting import counted
 from pipeline.engine.assembly import Setup, agree, drafting
-from pipeline.errors import OutputError, PromptError
-from pipeline.fingerprint import answer_values, differences
-from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
-from pipeline.output.ledger import Ledger, same_content
-from pipeline.planning import column_values, prompt_fields, refuse_foreign_tokens
+from pipeline.errors import PromptError
+from pipeline.fingerprint import answer_values
+from pipeline.output.folder import Output
+from pipeline.planning import Ask, prompt_fields, refuse_foreign_tokens
 from pipeline.prompts.templates import Prompter
 from pipeline.records import Document, Request
 
@@ -82,7 +84,8 @@ class Findings:
     files: int
     rows: int  # documents that the job asks about
     answered: int  # of the input's documents, those that the output holds already
-    shards: int  # that a run would publish
+    shards: int  # that a run would publish as new parts
+    run: str  # what a run would do, in words
     model: str
     draft: str
     prompts: Prompts
@@ -101,6 +104,7 @@ class Findings:
             "rows": self.rows,
             "answered": self.answered,
             "shards": self.shards,
+            "run": self.run,
             "target": self.model,
             "draft": self.draft,
             "sampled": self.prompts.documents,
@@ -147,21 +151,21 @@ def examine(config: JobConfig, timed: bool = False, cluster: bool = False) -> Fi
     refuse_foreign_tokens(config.tasks, setup.vocabulary)
     corpus = Corpus(config.source, prompt_fields(config), files)
     require_columns(corpus)
-    rows_of = rows_asked(corpus, len(files), config.input.limit)
+    prospect = foresee(config, Output.of(config.output), files, wanted(config, setup))
+    rows_of = rows_asked(corpus, config.input.limit, prospect.rows_of)
     rows = sum(rows_of)
-    answered = rows_answered(config, setup, files)
     prompts = read_prompts(config, prompters, sample(corpus, rows_of))
     context = cache_context(config, setup, prompts)
     memory = memory_for(config, setup, context)
     require_memory(memory, setup.limits.slots, context)
-    todo = max(rows - answered, 0)
-    seconds, seconds_from = estimate(config, setup, todo, prompts, timed)
+    seconds, seconds_from = estimate(config, setup, prospect.rows, prompts, timed)
     return Findings(
         job=config.name,
         files=len(files),
         rows=rows,
-        answered=answered,
-        shards=-(-todo // config.output.rows_per_shard),
+        answered=prospect.answered(files, rows_of),
+        shards=prospect.parts,
+        run=prospect.said(),
         model=config.target.model,
         draft=draft_name(config),
         prompts=prompts,
@@ -173,6 +177,12 @@ def examine(config: JobConfig, timed: bool = False, cluster: bool = False) -> Fi
         warnings=tuple(warnings(config, rows, prompters, prompts)),
         cluster=plan,
     )
+
+
+def wanted(config: JobConfig, setup: Setup) -> Ask:
+    """What `run` asks for when it is called without options."""
+    answers = answer_values(config, setup.target.fingerprint(), setup.limits.context)
+    return Ask(answers, setup.limits.context, config.input.limit, fresh=False, retry_failed=config.retry_failed)
 
 
 def draft_name(config: JobConfig) -> str:
@@ -195,32 +205,17 @@ def require_columns(corpus: Corpus) -> None:
     _ = corpus.kept_schema  # fixed from the beginnings of all files, which is where a missing column shows
 
 
-def rows_answered(config: JobConfig, setup: Setup, files: Sequence[InputFile]) -> int:
-    """Rows of these files that the output holds; OutputError if it belongs to a job that answers otherwise."""
-    output = Output.of(config.output)
-    refuse_foreign_files(output)
-    refuse_unplanned_parts(output)
-    live = output.live_plans()
-    if not live:
-        return 0
-    answers = answer_values(config, setup.target.fingerprint(), setup.limits.context)
-    foreign = differences(live[-1].columns, column_values(config)) + differences(live[-1].answers, answers)
-    if foreign:
-        raise OutputError(
-            f"output.path: {config.output.path} was made by a job that differs: {'; '.join(foreign)}; "
-            "give another output.path, or run with --reanswer or --fresh"
-        )
-    known = Ledger(output, live).files
-    same = (known[file.path] for file in files if file.path in known and same_content(known[file.path].file, file))
-    return sum(entry.rows - sum(stop - start for start, stop in entry.missing) for entry in same)
+def rows_asked(corpus: Corpus, limit: int | None, known: Mapping[str, int] = MappingProxyType({})) -> list[int]:
+    """Rows of every file that the job asks about: those among the first `limit` of the corpus.
 
-
-def rows_asked(corpus: Corpus, files: int, limit: int | None) -> list[int]:
-    """Rows of every file that the job asks about: those among the first `limit` of the corpus."""
+    Files whose rows are `known`, by path, are not read to count them.
+    """
     asked: list[int] = []
-    for i in range(files):
-        room = None if limit is None else limit - sum(asked)
-        asked.append(0 if room == 0 else min(corpus.count_rows(i).rows, room or sys.maxsize))
+    room = sys.maxsize if limit is None else limit
+    for i, file in enumerate(corpus.files):
+        rows = known[file.path] if file.path in known else corpus.count_rows(i).rows if room else 0
+        asked.append(min(rows, room))
+        room -= asked[-1]
     return asked
 
 
@@ -307,7 +302,7 @@ def estimate(config: JobConfig, setup: Setup, rows: int, prompts: Prompts, timed
     if timed:
         return seconds_from_timing(
             config, setup.limits.slots, prompts.examples, work
-        ), f"timing {len(prompts.examples)} prompts"
+        ), f"timing {counted(len(prompts.examples), 'prompt')}"
     if is_elsewhere(setup.device):
         return None, "the GPUs are not on this machine"
     seconds = seconds_from_probe(work, setup.target, config.target.dtype, setup.device, setup.limits.slots)
@@ -346,20 +341,21 @@ def show(findings: Findings, console: Console) -> None:
     prompts, memory = findings.prompts, findings.memory
     table = Table.grid(padding=(0, 2))
     table.add_row("job", findings.job)
-    table.add_row("input", f"{findings.rows:,} documents in {findings.files:,} file{'s' * (findings.files != 1)}")
-    parts = f"{findings.shards:,} part{'s' * (findings.shards != 1)}"
-    table.add_row("output", f"{findings.answered:,} answered already; a run would add {parts}")
+    table.add_row("input", f"{counted(findings.rows, 'document')} in {counted(findings.files, 'file')}")
+    table.add_row("output", f"{findings.answered:,} answered already; {findings.run}")
     table.add_row("models", f"{findings.model}, draft: {findings.draft}")
     free = "on each GPU" if memory.available is None else f"of {gigabytes(memory.available)} free"
     table.add_row(
         "memory",
         f"{gigabytes(memory.needed)} {free}: weights {gigabytes(memory.weights)}, "
-        f"cache {gigabytes(memory.cache)} for {findings.slots} sequences of {findings.context:,} tokens",
+        f"cache {gigabytes(memory.cache)} for {counted(findings.slots, 'sequence')} of "
+        f"{counted(findings.context, 'token')}",
     )
     table.add_row("prompts", _prompt_summary(findings))
-    for bound, count in prompts.histogram():
-        bar = "█" * max(1, round(BAR * count / max(c for _, c in prompts.histogram())))
-        table.add_row("", f"up to {bound:>7,} tokens  {bar} {count:,}")
+    histogram = prompts.histogram()
+    for bound, count in histogram:
+        bar = "█" * max(min(count, 1), round(BAR * count / max(c for _, c in histogram)))
+        table.add_row("", f"up to {bound:>7,} token{' ' if bound == 1 else 's'}  {bar}{' ' if bar else ''}{count:,}")
     if findings.seconds is not None:
         time_text = f"about {duration(findings.seconds)} at most, start-up apart (from {findings.seconds_from})"
         table.add_row("time", time_text + "; drafts and short answers take less")
@@ -372,10 +368,10 @@ def show(findings: Findings, console: Console) -> None:
 
 def _prompt_summary(findings: Findings) -> str:
     prompts = findings.prompts
-    every = "all" if prompts.documents == findings.rows else "a sample of"
+    if prompts.documents != findings.rows:
+        where = f"a sample of {counted(prompts.documents, 'document')}"
+    else:
+        where = "the one document" if prompts.documents == 1 else f"all {prompts.documents:,} documents"
     if not prompts.tokens:
-        return f"none in {every} {prompts.documents:,} documents"
-    return (
-        f"median {median(prompts.tokens):,.0f}, longest {max(prompts.tokens):,} tokens, "
-        f"in {every} {prompts.documents:,} documents"
-    )
+        return f"none in {where}"
+    return f"median {median(prompts.tokens):,.0f}, longest {counted(max(prompts.tokens), 'token')}, in {where}"

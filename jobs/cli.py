@@ -329,7 +329,7 @@ def main(args: Sequence[str] | None = None) -> int:
         try:
             return _work(args)()
         except TyperException as usage:
-            said = f"{usage.format_message().rstrip('.')} (see nightdesk --help)"
+            said = f"{usage.format_message().rstrip('.')} (see {_help_for(usage)})"
             return _fail(usage, Failure(USAGE_ERROR, said))
         except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the process's last frame: all end in a line
             return _fail(error, failure_of(error))
@@ -340,6 +340,13 @@ def _work(args: Sequence[str] | None) -> Work:
     given = None if args is None else list(args)
     work = app(args=given, prog_name="nightdesk", standalone_mode=False)
     return work if callable(work) else lambda: 0  # --help has printed all there is
+
+
+def _help_for(usage: TyperException) -> str:
+    """The command line that explains the command whose use was wrong."""
+    context = getattr(usage, "ctx", None)
+    command = [] if context is None else context.command_path.split()[1:]
+    return " ".join(["python -m jobs", *command, "--help"])
 
 
 @contextmanager

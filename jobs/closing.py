@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import JobConfig
+from pipeline.counting import counted
 from pipeline.output.folder import Output
 from pipeline.output.names import parsed
 from pipeline.output.plan import Plan
@@ -33,9 +34,10 @@ def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress,
             table.add_row(*map(Text, shown))  # as Text, because square brackets would be markup
         console.print(table)
     if done.new_tokens and seconds > 0:
+        errors = "an error" if done.error_rows == 1 else "errors"
         console.print(
-            f"{done.rows_done} rows, {done.error_rows} with errors; {done.new_tokens / seconds:.1f} tokens/s, "
-            f"{done.accepted_per_step:.2f} accepted tokens per step",
+            f"{counted(done.rows_done, 'row')}, {done.error_rows} with {errors}; "
+            f"{done.new_tokens / seconds:.1f} tokens/s, {done.accepted_per_step:.2f} accepted tokens per step",
             soft_wrap=True,
         )
     print(opened_with(output, plan))

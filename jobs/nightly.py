@@ -24,6 +24,7 @@ from jobs.ending import (
 from jobs.hooks import tell
 from jobs.progress import duration
 from pipeline.config import HooksConfig, JobConfig
+from pipeline.counting import counted
 from pipeline.errors import Busy
 from pipeline.remote.secrets import scrub
 
@@ -87,10 +88,11 @@ class Night:
 
     def line(self) -> str:
         """For a pager: job, run, outcome, rows, duration, what is left, next step."""
-        left = "rows left: unknown" if self.left is None else f"{self.left:,} rows left"
+        left = "rows left: unknown" if self.left is None else f"{counted(self.left, 'row')} left"
         told = [
             f"nightdesk {self.job}: {f'run {self.run} ' if self.run else ''}{self.outcome}",
-            f"{self.new:,} rows new, {self.replaced:,} replaced, {self.removed:,} removed, {self.failed:,} failed",
+            f"{counted(self.new, 'row')} new, {self.replaced:,} replaced, {self.removed:,} removed, "
+            f"{self.failed:,} failed",
             duration(self.seconds),
             left,
             *([] if self.error is None else [shortened(self.error.removesuffix(f", and {self.next}"))]),

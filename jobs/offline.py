@@ -22,6 +22,7 @@ from jobs.check import draft_name, require_columns, rows_asked, sample
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import list_files, refuse_overlap
 from pipeline.corpus.readers import Corpus
+from pipeline.counting import counted
 from pipeline.engine.assembly import drafting
 from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanned_parts
 from pipeline.planning import prompt_fields
@@ -95,7 +96,7 @@ def _documents(config: JobConfig) -> Documents:
     files = list_files(config.input)
     corpus = Corpus(config.source, prompt_fields(config), files)
     require_columns(corpus)
-    rows_of = rows_asked(corpus, len(files), config.input.limit)
+    rows_of = rows_asked(corpus, config.input.limit)
     errors = [document.error for document in sample(corpus, rows_of)]
     unreadable = [error for error in errors if error is not None]
     return Documents(len(files), sum(rows_of), len(errors), len(unreadable), next(iter(unreadable), None))
@@ -110,9 +111,9 @@ def _workers(config: JobConfig) -> Iterator[str]:
     auto = config.target.replicas == "auto"
     targets = 1 if isinstance(config.target.replicas, str) else config.target.replicas
     more = ", or as many as fit" if auto else ""
-    yield f"{_counted(targets, 'target')} {_place(groups[0])}{more}"
+    yield f"{counted(targets, 'target')} {_place(groups[0])}{more}"
     for place, count in Counter(map(_place, groups[targets:])).items():
-        yield f"{_counted(count, 'draft worker')} {place}"
+        yield f"{counted(count, 'draft worker')} {place}"
 
 
 def _place(group: tuple[Bundle, ...]) -> str:
@@ -120,10 +121,6 @@ def _place(group: tuple[Bundle, ...]) -> str:
     if not gpus:
         return "on processors"
     return f"with {gpus} {group[0].choice.kind}" + (" on one node" if gpus > 1 else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 # --- what is said besides
@@ -165,7 +162,7 @@ def show(findings: OfflineFindings, console: Console) -> None:
     row("job", findings.job)
     if findings.documents is not None:
         documents = findings.documents
-        row("input", f"{documents.rows:,} documents in {_counted(documents.files, 'file')}")
+        row("input", f"{counted(documents.rows, 'document')} in {counted(documents.files, 'file')}")
     row("prompts", f"name {', '.join(findings.fields) or 'no column'}")
     row("workers", "; ".join(findings.workers))
     for text in findings.left_out:

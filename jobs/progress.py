@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pipeline import events
+from pipeline.counting import counted
 from pipeline.stats import Progress
 
 FEWEST_ROWS = 4  # finished in the window, before a rate of rows means anything
@@ -83,16 +84,17 @@ class ProgressLine:
     def line(self) -> str:
         """The line as it stands: rows, tokens per second, accepted per step, errors, time left."""
         total = self.total
+        rows = f"{total.rows_done:,}/{counted(total.rows_total, 'row')}"
         if not total.new_tokens and total.rows_done < total.rows_total:
-            return f"{total.rows_done:,}/{total.rows_total:,} rows  starting Ray, loading models, reading prompts"
+            return f"{rows}  starting Ray, loading models, reading prompts"
         tokens, left = self._rate_and_left()
         accepted = f"{total.accepted_per_step:.2f} accepted/step" if total.drafted else "no drafts"
         return "  ".join(
             (
-                f"{total.rows_done:,}/{total.rows_total:,} rows",
+                rows,
                 f"{tokens:,.1f} tokens/s",
                 accepted,
-                f"{total.error_rows:,} errors",
+                counted(total.error_rows, "error"),
                 f"{duration(left)} left" if left is not None else "time left unknown",
             )
         )

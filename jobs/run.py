@@ -19,11 +19,13 @@ from jobs.closing import print_answers
 from jobs.ending import AUDIT_FAILED, COMMITTED, TOO_MANY_ERRORS
 from jobs.models import Models, asked, models_on_disk
 from jobs.progress import ProgressLine
+from jobs.prospect import announced, continued
 from jobs.summary import End, Session, equipment, summarised
 from pipeline import events
 from pipeline.audit import Audit
 from pipeline.config import JobConfig
 from pipeline.corpus.listing import InputFile, list_files, refuse_overlap
+from pipeline.counting import counted
 from pipeline.deadline import Deadline
 from pipeline.errors import Busy, NightdeskError, OutOfTime, OutputError, Stopped, StoreError
 from pipeline.fingerprint import digest
@@ -175,7 +177,7 @@ class Run:
                 continue
             if opened is not None:
                 done = self._published_rows(opened)
-                line = f"continuing run {run_name(opened.run)}: {done} of {opened.rows} rows are there"
+                line = f"continuing run {run_name(opened.run)}: {continued(opened, done)}"
                 events.tell("run_continued", line, run=run_name(opened.run), rows_done=done, rows_total=opened.rows)
                 code, _ = self._carry_out(opened, continued=True)
                 continue
@@ -241,7 +243,8 @@ class Run:
             events.tell("run_restarted", line, rows=rows)
         created = self.output.create_plan(plan)
         if created is plan:
-            events.tell("run_planned", _announced(plan), run=run_name(plan.run), rows_total=plan.rows)
+            line = f"run {run_name(plan.run)}: {announced(plan)}"
+            events.tell("run_planned", line, run=run_name(plan.run), rows_total=plan.rows)
             return plan
         if self.ask.fresh:
             raise OutputError(
@@ -290,7 +293,8 @@ class Run:
         return session
 
     def _published_so_far(self, plan: Plan) -> str:
-        return f"{self._published_rows(plan)} of {plan.rows} rows are published, and the same command continues"
+        rows = f"{self._published_rows(plan)} of {counted(plan.rows, 'row')}"
+        return f"{rows} are published, and the same command continues"
 
     def _enter(self, session: Session, before: set[int]) -> None:
         """Into the account: what became of the shards that had not been published `before`."""
@@ -386,7 +390,8 @@ class Run:
         return rows | equipment(self.config, self.models, self.executor)
 
     def _tell_closed(self, session: Session, counts: Progress) -> None:
-        line = f"run {run_name(session.plan.run)}: {counts.rows_done} rows, {counts.error_rows} with errors"
+        line = f"run {run_name(session.plan.run)}: {counted(counts.rows_done, 'row')}, {counts.error_rows} with "
+        line += "an error" if counts.error_rows == 1 else "errors"
         told = {"rows": counts.rows_done, "error_rows": counts.error_rows, "new_tokens": counts.new_tokens}
         events.tell("run_closed", line, **told, accepted_per_step=counts.accepted_per_step, seconds=session.seconds)
 
@@ -442,10 +447,3 @@ class Run:
             extra={"event": "errors_exceeded"},
         )  # fmt: skip
         return TOO_MANY_ERRORS
-
-def _announced(plan: Plan) -> str:
-    """What a new plan is about, in a line."""
-    replaced = sum(shard.rows for shard in plan.shards if shard.amends is not None)
-    removed = sum(cut.count for cut in plan.cuts)
-    told = [(plan.rows - replaced, "new"), (replaced, "to replace"), (removed, "to remove")]
-    return f"run {run_name(plan.run)}: " + ", ".join(f"{rows} {what}" for rows, what in told if rows)

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config import absolute_path
+from pipeline.counting import counted
 from pipeline.errors import OutputError
 from pipeline.output.claim import Holder, holder_of
 from pipeline.output.failures import Failures, failures_in
@@ -237,14 +238,15 @@ def _print(status: Status) -> None:
     parts, failures = status.parts, status.failures
     layout = f", partitioned by {', '.join(status.partition_by)}" if status.partition_by else ""
     print(f"{status.location} ({status.format or 'nothing planned yet'}{layout})")
-    print(f"done      {failures.rows - failures.error_rows} rows, in {parts.count} parts of {_size(parts.bytes)}")
-    print(f"missing   {status.missing} rows")
-    print(f"failed    {failures.error_rows} rows{_share(failures)}")
+    done = counted(failures.rows - failures.error_rows, "row")
+    print(f"done      {done}, in {counted(parts.count, 'part')} of {_size(parts.bytes)}")
+    print(f"missing   {counted(status.missing, 'row')}")
+    print(f"failed    {counted(failures.error_rows, 'row')}{_share(failures)}")
     kinds = _most_first(failures)
     for (task, reason), kind in kinds[:SHOWN_REASONS]:
         print(f"          {kind.rows} × {'' if task is None else f'{task}: '}{reason} (for one, {kind.example_id})")
     if len(kinds) > SHOWN_REASONS:
-        print(f"          and {len(kinds) - SHOWN_REASONS} more reasons; --json has them")
+        print(f"          and {counted(len(kinds) - SHOWN_REASONS, 'more reason')}; --json has them")
     for run in status.runs:
         print(f"run {run.run} {_said_of(run)}")
     if status.superseded_runs:
@@ -253,7 +255,7 @@ def _print(status: Status) -> None:
     print(f"at work   {_who(status.holder)}")
     print(f"_SUCCESS  {'no' if status.success is None else f'of run {status.success}'}")
     if parts.unreadable:
-        print(f"          {parts.unreadable} parts were replaced or removed meanwhile, and are not counted")
+        print(f"          {counted(parts.unreadable, 'part')} replaced or removed meanwhile, and not counted")
     if parts.small >= MANY_SMALL:
         print(f"hint      {parts.small} parts are below {_size(SMALL_BYTES)}: nightdesk compact joins them")
 
@@ -267,7 +269,8 @@ def _said_of(run: RunStatus) -> str:
         return f"{run.state}, compaction, planned {run.planned}"
     missing = "" if not run.missing else f", {run.missing} {'missing' if run.state == 'open' else 'given up'}"
     when = f"planned {run.planned}" if run.ended is None else f"ended {run.ended}"
-    return f"{run.state}, {run.published} of {run.rows} rows published{missing}, {run.error_rows} failed, {when}"
+    published = f"{run.published} of {counted(run.rows, 'row')} published"
+    return f"{run.state}, {published}{missing}, {run.error_rows} failed, {when}"
 
 
 def _line(summary: Mapping[str, Any] | None) -> str:
@@ -276,8 +279,8 @@ def _line(summary: Mapping[str, Any] | None) -> str:
     audit = summary.get("audit")
     audited = "" if not audit else f", audit {'failed' if audit.get('failure') else 'passed'}"
     return (
-        f"run {summary['run']} of {summary.get('job')}: {summary['rows']} rows, {summary['error_rows']} failed"
-        f"{audited}, ended {summary.get('ended')}"
+        f"run {summary['run']} of {summary.get('job')}: {counted(summary['rows'], 'row')}, "
+        f"{summary['error_rows']} failed{audited}, ended {summary.get('ended')}"
     )
 
 

@@ -18,6 +18,8 @@ from pipeline.corpus.cleaning import CLEANING_VERSION
 
 ABSENT = "absent"
 SHOWN = 40  # characters of a value that a message quotes
+BEFORE = 16  # of them, those before the first difference
+_NOTHING = object()  # the value of a key that is not there
 
 
 def answer_values(config: JobConfig, target: str, context: int) -> dict[str, Any]:
@@ -64,17 +66,53 @@ def request_key(fingerprint: str, task: str, prompt: list[int], sample: int = 0)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """`key (was old, is new)` for every key whose value differs, in the order of `new`."""
+    """`key (was old, is new)` for every key whose value differs, in the order of `new`.
+
+    Of long values what is about their first difference; inside lists and mappings, the key leads there.
+    """
     keys = [*new, *(key for key in old if key not in new)]
-    return [
-        f"{key} (was {_shown(old, key)}, is {_shown(new, key)})"
-        for key in keys
-        if key not in old or key not in new or old[key] != new[key]
-    ]
+    return [_difference(key, old.get(key, _NOTHING), new.get(key, _NOTHING)) for key in keys if _differ(key, old, new)]
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return ABSENT
-    text = json.dumps(values[key], ensure_ascii=False)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+def _differ(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return key not in old or key not in new or bool(old[key] != new[key])
+
+
+def _difference(key: str, old: Any, new: Any) -> str:
+    inner = _first_inside(old, new)
+    if inner is not None and max(len(_whole(old)), len(_whole(new))) > SHOWN:
+        return _difference(f"{key}.{inner[0]}", *inner[1:])
+    start = 0
+    if isinstance(old, str) and isinstance(new, str) and max(len(old), len(new)) > SHOWN:
+        start = max(_common(old, new) - BEFORE, 0)
+    return f"{key} (was {_shown(old, start)}, is {_shown(new, start)})"
+
+
+def _common(old: str, new: str) -> int:
+    """Characters that both begin with."""
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(old), len(new)))
+
+
+def _first_inside(old: Any, new: Any) -> tuple[str, Any, Any] | None:
+    """The first element that two lists or two mappings differ in: its place, and both values."""
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = ({str(i): value for i, value in enumerate(values)} for values in (old, new))
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return None
+    places = [place for place in [*new, *old] if _differ(place, old, new)]
+    return (places[0], old.get(places[0], _NOTHING), new.get(places[0], _NOTHING)) if places else None
+
+
+def _shown(value: Any, start: int) -> str:
+    """A text is cut before it is quoted, so that quotes are pairs and no escape is broken."""
+    if not isinstance(value, str):
+        whole = _whole(value)
+        return whole if len(whole) <= SHOWN or not isinstance(value, list | dict) else f"{whole[0]}…{whole[-1]}"
+    end = start + SHOWN
+    cut = ("…" if start else "") + value[start:end] + ("…" if len(value) > end else "")
+    return json.dumps(cut, ensure_ascii=False)
+
+
+def _whole(value: Any) -> str:
+    return ABSENT if value is _NOTHING else json.dumps(value, ensure_ascii=False)

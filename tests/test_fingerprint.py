@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,33 @@ def test_what_only_decides_speed_or_place_does_not(tmp_path: Path, changes: dict
 def test_differences_show_both_values_and_keys_that_only_one_side_has() -> None:
     assert differences({"a": 1, "b": "x" * 90, "c": 0}, {"a": 2, "b": "y", "d": None}) == [
         "a (was 1, is 2)",
-        f'b (was "{"x" * 38}…, is "y")',
+        f'b (was "{"x" * 40}…", is "y")',
         "d (was absent, is null)",
         "c (was 0, is absent)",
     ]
+
+
+def test_long_texts_are_shown_where_they_begin_to_differ() -> None:
+    head = "Summarise the article in one sentence.\n\n"
+    longer = head + "Be very brief, and do not guess.\n\n{body}"
+    (line,) = differences({"p": head + "Be brief.\n\n{body}"}, {"p": longer})
+    was, new = line.removeprefix("p (was ").removesuffix(")").split(", is ")
+    assert json.loads(was) == "…e sentence.\n\nBe brief.\n\n{body}"
+    assert json.loads(new) == "…e sentence.\n\nBe very brief, and do not g…"
+
+
+@pytest.mark.parametrize("length", range(60))
+def test_a_cut_breaks_no_escape_and_leaves_quotes_in_pairs(length: int) -> None:
+    (line,) = differences({"p": "\n\"" * 50}, {"p": ("\n\"" * 50)[:length] + "x" * 60})
+    was, new = line.removeprefix("p (was ").removesuffix(")").split(", is ")
+    assert json.loads(was) != json.loads(new)
+
+
+def test_a_difference_inside_a_long_value_is_named_by_its_place() -> None:
+    stop = ["a long text that ends an answer", "and another one of them"]
+    assert differences({"stop": stop}, {"stop": [*stop[:1], "x"]}) == ['stop.1 (was "and another one of them", is "x")']
+    assert differences({"s": {"a": stop, "b": 1}}, {"s": {"a": stop}}) == ["s.b (was 1, is absent)"]
+    assert differences({"s": stop}, {"s": None}) == ["s (was […], is null)"]
 
 
 def test_request_keys_tell_apart_all_that_they_are_made_of() -> None:

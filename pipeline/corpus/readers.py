@@ -66,6 +66,10 @@ class Corpus:
         self._wanted = tuple(dict.fromkeys(named))
 
     @property
+    def files(self) -> tuple[InputFile, ...]:
+        return self._files
+
+    @property
     def id_column(self) -> str:
         """The name that the id has in the output."""
         return "id" if self._input.id is None else self._input.id

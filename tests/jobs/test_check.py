@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from jobs import check, estimate
 from jobs.check import Prompts, check_job, examine
 from jobs.cli import main
+from jobs.run import execute
 from pipeline.config import JobConfig, parse_config
 from pipeline.errors import ConfigError, CorpusError, ModelError, NightdeskError, OutputError
 from tests.s3.bucket import Bucket
+from tests.stub_engine import local
 
 CONTEXT = 512
 
@@ -146,9 +150,30 @@ def test_the_table_reads_well(job: Job, capsys: pytest.CaptureFixture[str]) -> N
     assert check_job(job()) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "5 documents in 1 file " in text
-    assert "0 answered already; a run would add 3 parts" in text
+    assert "0 answered already; a run has 5 new (adds 3 parts)" in text
     assert "in all 5 documents" in text
     assert "about" in text
+
+
+def test_a_job_that_run_would_refuse_does_not_pass(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    config = job()
+    path.write_text(json.dumps(config.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    assert execute(config, executor=local()) == 0
+    assert main(["check", str(path)]) == 0
+    assert "5 answered already; a run has nothing to do" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "stories.jsonl").write_text(json.dumps({"doc_id": "0", "body": "a correction", "title": "T0"}) + "\n")
+    assert main(["check", str(path)]) == 2
+    refusal = capsys.readouterr().err
+    assert "4 of 5 answered documents are not in the input any more" in refusal
+    with pytest.raises(OutputError) as refused:
+        execute(config, executor=local())
+    assert refusal == f"nightdesk: {refused.value}\n"
+    assert execute(config, executor=local(), allow_deletions=True) == 0
+    assert main(["check", str(path), "--set", "tasks.0.prompt={body}"]) == 2
+    assert "--reanswer to replace the old answers" in capsys.readouterr().err
 
 
 def test_a_large_corpus_is_sampled_and_says_so(
@@ -259,6 +284,15 @@ def test_histogram_bounds_are_powers_of_two_without_empty_ends() -> None:
     prompts = Prompts(5, 0, None, (3, 4, 5, 17, 32), 40, ())
     assert prompts.histogram() == [(4, 2), (8, 1), (16, 0), (32, 2)]
     assert Prompts(0, 0, None, (), 0, ()).histogram() == []
+
+
+def test_no_prompt_has_no_block_and_one_is_singular(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = Prompts(3, 0, None, (1, 17, 3), 40, ())
+    check.show(replace(examine(job()), rows=1, prompts=prompts), Console(width=200, highlight=False))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "up to 8 tokens 0" in lines
+    assert any(line.startswith("up to 1 token █") for line in lines)
+    assert "input 1 document in 1 file" in lines
 
 
 def test_the_container_limit_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,3 +239,18 @@ def test_an_interpreter_without_the_dependencies_is_named() -> None:
     assert done.stderr.startswith(f"nightdesk: {sys.executable} has no package ")
     assert "submit --python" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "help"),
+    [
+        (["run", "a.yaml", "--lmit", "3"], "python -m jobs run --help"),
+        (["check"], "python -m jobs check --help"),
+        (["rnu"], "python -m jobs --help"),
+    ],
+)
+def test_a_wrong_command_line_points_at_the_help_of_its_command(
+    line: list[str], help: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line) == 2
+    assert f"(see {help})" in capsys.readouterr().err

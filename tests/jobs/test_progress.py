@@ -37,7 +37,7 @@ def test_increments_are_added_up(clock: Clock) -> None:
         clock.now += 10
         line.report(Progress(rows_done=10, new_tokens=500, steps=100, drafted=300, accepted=50))
     assert line.total.rows_done == 30
-    assert line.line() == "30/300 rows  50.0 tokens/s  1.00 accepted/step  1 errors  3 min 00 s left"
+    assert line.line() == "30/300 rows  50.0 tokens/s  1.00 accepted/step  1 error  3 min 00 s left"
 
 
 def test_rows_of_an_earlier_run_do_not_make_this_one_look_fast(clock: Clock) -> None:

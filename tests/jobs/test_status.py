@@ -305,7 +305,7 @@ def test_parts_that_go_while_they_are_read_are_not_counted(
     monkeypatch.setattr(status, "_parts_read", then_gone)
     text, found = told(tmp_path / "out", capsys)
     assert (found["rows"], found["parts"]["unreadable"]) == (6, 1)
-    assert "1 parts were replaced or removed meanwhile" in text
+    assert "1 part replaced or removed meanwhile" in text
 
 
 def test_nothing_is_written_and_nothing_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
