@@ -458,7 +458,7 @@ class Survey:
 
     def _unreadable(self) -> int:
         """How many rows could not be read: their parts are looked into, but only where the run may be refused."""
-        return _failures(self.output, self.ledger, self.config.input.id_column, [])
+        return _with_errors(self.output, self.ledger, self.config.input.id_column, [])
 
 
 def _failing_plans(output: Output, ledger: Ledger) -> set[int]:
@@ -471,7 +471,16 @@ def _failing_plans(output: Output, ledger: Ledger) -> set[int]:
     }
 
 
-def _failures(output: Output, ledger: Ledger, id_column: str, tasks: Sequence[str]) -> int:
+def failed_rows(config: JobConfig, output: Output, live: Sequence[Plan]) -> int:
+    """Rows of the output that have an error instead of an answer. No part is opened where summaries alone can tell."""
+    if not any(plan.cuts or any(shard.amends for shard in plan.shards) for plan in live):
+        summaries = output.summaries(live)
+        if len(summaries) == len(live):
+            return sum(summary["error_rows"] for summary in summaries.values())
+    return _with_errors(output, Ledger(output, live), config.input.id_column, [task.name for task in config.tasks])
+
+
+def _with_errors(output: Output, ledger: Ledger, id_column: str, tasks: Sequence[str]) -> int:
     """Rows that could not be read, or have an error of one of the `tasks`."""
     failing = _failing_plans(output, ledger)
     parts = [part.name for part in ledger.parts.values() if part.plans & failing]

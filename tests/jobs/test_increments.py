@@ -140,6 +140,28 @@ def test_rows_that_could_not_be_read_are_no_answered_documents(tmp_path: Path, n
     assert len(pd.read_parquet(tmp_path / "out")) == (9 if name == "a.csv" else 29)
 
 
+def test_nothing_to_do_says_how_many_documents_have_an_error_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(**options: Any) -> str:
+        assert run(config, StubEngine(), **options) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    config = job(tmp_path, max_error_rate=0.9)
+    write_stories(tmp_path, "a.parquet", 0, 9, n2=FAILS, n5=" ")
+    said()
+    where = f"nothing to do: every document is answered in {output(tmp_path).store.location}"
+    why = f"(python -m jobs status {output(tmp_path).store.location} says why)"
+    assert said() == f"{where}, except 2 that have an error instead {why}"
+    assert run(config, Recovered(), retry_failed=True) == 0
+    one = f"{where}, except 1 that has an error instead {why}"
+    assert said(retry_failed=True) == said() == one
+    write_stories(tmp_path, "a.parquet", 0, 9, n2=FAILS, n5="story 5")
+    assert run(config, StubEngine()) == 0
+    capsys.readouterr()
+    assert said() == where
+
+
 # --- answered otherwise
 
 
