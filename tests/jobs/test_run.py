@@ -16,7 +16,8 @@ import pytest
 from jobs.run import execute
 from pipeline.answering import Report
 from pipeline.config import JobConfig
-from pipeline.corpus.readers import Corpus
+from pipeline.corpus.readers import Corpus, RowIndex
+from pipeline.corpus.text import TextRows
 from pipeline.errors import ConfigError, OutputError, Stopped
 from pipeline.output.claim import CLAIM
 from pipeline.output.plan import Shard
@@ -129,6 +130,27 @@ def test_a_task_that_can_have_no_prompt_is_refused_before_a_plan_is_made(tmp_pat
     with pytest.raises(ConfigError, match=r"summary.*max_new_tokens"):
         run(job(tmp_path, tasks=[{"name": "summary", "prompt": PROMPT, "max_new_tokens": 5000}]))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_text_file_is_an_error_row_also_where_earlier_plans_skipped_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("story")
+    (tmp_path / "in/b.txt").touch()
+    source = {"path": str(tmp_path / "in"), "id": "path", "text": "text"}
+    tasks = [{"name": "summary", "prompt": "Say: {text}", "max_new_tokens": 64}]
+    config = job(tmp_path, input=source, tasks=tasks, max_error_rate=1.0)
+    with monkeypatch.context() as before:
+        before.setattr(TextRows, "count", lambda self: RowIndex(1 if self._source.file.size else 0))
+        assert run(config) == 0
+    assert len(pd.read_parquet(tmp_path / "out")) == 1
+    for _ in range(2):
+        assert run(config) == 0
+        frame = pd.read_parquet(tmp_path / "out").set_index("path")
+        assert sorted(frame.index) == ["a.txt", "b.txt"]
+        assert frame.loc["b.txt", "error"] == "text is empty"
+    assert plans(tmp_path) == ["000001", "000002"]
 
 
 def test_a_file_name_that_is_not_utf_8_stops_nothing(tmp_path: Path) -> None:
