@@ -370,7 +370,7 @@ class Run:
                 extra={"event": "shards_dropped"},
             )  # fmt: skip
         self._tell_closed(session, counts)
-        print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
+        print_answers(self.output, plan, self.config, session.total, session.answering_seconds, counts.truncated)
         return self._exit_code(counts, None if audit is None else audit.failure), end.whole
 
     def _end(self, plan: Plan) -> End:

@@ -250,8 +250,10 @@ def _line(summary: Mapping[str, Any] | None) -> str:
         return "no run has ended yet"
     audit = summary.get("audit")
     audited = "" if not audit else f", audit {'failed' if audit.get('failure') else 'passed'}"
+    truncated = summary.get("counts", {}).get("truncated", 0)  # summaries of older versions lack it
+    cut = f", {truncated} cut to fit the context" if truncated else ""
     return (
-        f"run {summary['run']} of {summary.get('job')}: {summary['rows']} rows, {summary['error_rows']} failed"
+        f"run {summary['run']} of {summary.get('job')}: {summary['rows']} rows, {summary['error_rows']} failed{cut}"
         f"{audited}, ended {summary.get('ended')}"
     )
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 from jobs.run import execute
+from jobs.status import print_status
 from pipeline.answering import Report
 from pipeline.config import JobConfig
 from pipeline.corpus.readers import Corpus, RowIndex
@@ -163,6 +164,25 @@ def test_a_file_name_that_is_not_utf_8_stops_nothing(tmp_path: Path) -> None:
     assert frame["summary"].notna().sum() == 1
     assert "row 2" in frame["error"].dropna().item()
     assert run(job(tmp_path, input__keep=["title"], max_error_rate=0.5)) == 0
+
+
+def test_documents_that_were_cut_are_counted_once_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"name": name, "prompt": PROMPT, "max_new_tokens": 64} for name in ("summary", "again")]
+    write_stories(tmp_path, "a.parquet", 0, 6, n2="long " * 2000, n5="longer " * 2000)
+    write_stories(tmp_path, "b.parquet", 6, 8)
+    assert run(job(tmp_path, tasks=tasks)) == 0
+    told = "2 documents were cut to fit the model's context (long: truncate)"
+    assert told in capsys.readouterr().out.splitlines()
+    assert summary_of(tmp_path)["counts"]["truncated"] == 2
+    marks = sorted((tmp_path / "out/_nightdesk/runs/000001/shards").iterdir())
+    assert [json.loads(mark.read_text())["counts"]["truncated"] for mark in marks] == [1, 1]
+    assert print_status(str(tmp_path / "out")) == 0
+    assert "8 rows, 0 failed, 2 cut to fit the context, ended" in capsys.readouterr().out
+    write_stories(tmp_path, "c.parquet", 8, 9)
+    assert run(job(tmp_path, tasks=tasks)) == 0
+    assert "cut to fit" not in capsys.readouterr().out
 
 
 # --- later runs
