@@ -20,8 +20,10 @@ SHOWN_ROWS = 5
 TITLE_CHARACTERS, ANSWER_CHARACTERS = 40, 100
 
 
-def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress, seconds: float) -> None:
-    """`done` is what this process answered in `seconds`."""
+def print_answers(
+    output: Output, plan: Plan, config: JobConfig, done: Progress, seconds: float, truncated: int
+) -> None:
+    """`done` is what this process answered in `seconds`, `truncated` how many of the run's documents were cut."""
     console = Console(file=sys.stdout, highlight=False)
     kept = [name for name in config.input.keep if name not in plan.partition_by]  # the others are in no part
     title = kept[0] if kept else config.input.id_column
@@ -40,6 +42,9 @@ def print_answers(output: Output, plan: Plan, config: JobConfig, done: Progress,
             f"{done.new_tokens / seconds:.1f} tokens/s, {done.accepted_per_step:.2f} accepted tokens per step",
             soft_wrap=True,
         )
+    if truncated:
+        documents = "1 document was" if truncated == 1 else f"{truncated} documents were"
+        print(f"{documents} cut to fit the model's context (long: truncate)")
     print(opened_with(output, plan))
 
 

@@ -35,7 +35,7 @@ from pipeline.output.folder import Output, refuse_foreign_files, refuse_unplanne
 from pipeline.output.ledger import same_content
 from pipeline.output.names import parsed, run_name
 from pipeline.output.plan import Plan, Shard
-from pipeline.planning import Ask, make_plan, refuse_foreign
+from pipeline.planning import Ask, failed_rows, make_plan, refuse_foreign
 from pipeline.stats import Progress
 from pipeline.work import Executor, JobWork
 
@@ -374,7 +374,7 @@ class Run:
                 extra={"event": "shards_dropped"},
             )  # fmt: skip
         self._tell_closed(session, counts)
-        print_answers(self.output, plan, self.config, session.total, session.answering_seconds)
+        print_answers(self.output, plan, self.config, session.total, session.answering_seconds, counts.truncated)
         return self._exit_code(counts, None if audit is None else audit.failure), end.whole
 
     def _end(self, plan: Plan) -> End:
@@ -432,7 +432,7 @@ class Run:
         code = self._exit_code(Progress(rows_done=summary["rows"], error_rows=summary["error_rows"]), failure)
         if code == COMMITTED and not self.output.has_success():
             self.output.write_success(last)
-        print(f"nothing to do: every document is answered in {self.output.store.location}")
+        print(_nothing_left(self.output.store.location, failed_rows(self.config, self.output, live)))
         return code
 
     def _exit_code(self, counts: Progress, audit_failure: str | None) -> int:
@@ -447,3 +447,10 @@ class Run:
             extra={"event": "errors_exceeded"},
         )  # fmt: skip
         return TOO_MANY_ERRORS
+
+
+def _nothing_left(location: str, failed: int) -> str:
+    done = f"nothing to do: every document is answered in {location}"
+    have = "has" if failed == 1 else "have"
+    why = f"(python -m jobs status {location} says why)"
+    return f"{done}, except {failed} that {have} an error instead {why}" if failed else done

@@ -8,24 +8,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import pyarrow as pa
 
 from pipeline.config import absolute_path
 from pipeline.counting import counted
 from pipeline.errors import OutputError
 from pipeline.output.claim import Holder, holder_of
-from pipeline.output.failures import Failures, failures_in
+from pipeline.output.failures import Failures, failures_of
 from pipeline.output.folder import Output
 from pipeline.output.names import SUCCESS, parsed, run_name
 from pipeline.output.places import superseded_by
 from pipeline.output.plan import Plan
 from pipeline.output.store import Entry, Store, open_store
 
-READERS = 8  # parts that are looked into at once
 SMALL_BYTES = 8 << 20  # below this, opening a part takes longer than reading it
 MANY_SMALL = 20
 SHOWN_REASONS = 10
@@ -163,30 +159,9 @@ def _parts_read(
 
 def _failures(store: Store, live: list[Plan], parts: Iterable[str]) -> tuple[Failures, int]:
     """Over all parts, and how many of them could not be read because a run replaced or removed them just now."""
-    total, unreadable = Failures(), 0
     if not live:
-        return total, unreadable
-    id_column = str(live[-1].columns["input.id"] or "id")
-    tasks = _tasks(live[-1])
-
-    def look(name: str) -> Failures | None:
-        for _ in range(2):
-            try:
-                with store.open(name) as file:
-                    return failures_in(file, id_column, tasks)
-            except FileNotFoundError:
-                return None
-            except pa.ArrowException:  # replaced between two reads of it
-                continue
-        return None
-
-    with ThreadPoolExecutor(READERS) as pool:
-        for found in pool.map(look, parts):
-            if found is None:
-                unreadable += 1
-            else:
-                total.add(found)
-    return total, unreadable
+        return Failures(), 0
+    return failures_of(store, parts, str(live[-1].columns["input.id"] or "id"), _tasks(live[-1]))
 
 
 def _tasks(plan: Plan) -> list[str]:
@@ -278,9 +253,11 @@ def _line(summary: Mapping[str, Any] | None) -> str:
         return "no run has ended yet"
     audit = summary.get("audit")
     audited = "" if not audit else f", audit {'failed' if audit.get('failure') else 'passed'}"
+    truncated = summary.get("counts", {}).get("truncated", 0)  # summaries of older versions lack it
+    cut = f", {truncated} cut to fit the context" if truncated else ""
     return (
         f"run {summary['run']} of {summary.get('job')}: {counted(summary['rows'], 'row')}, "
-        f"{summary['error_rows']} failed{audited}, ended {summary.get('ended')}"
+        f"{summary['error_rows']} failed{cut}{audited}, ended {summary.get('ended')}"
     )
 
 

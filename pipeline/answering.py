@@ -38,6 +38,7 @@ Report = Callable[[Progress], None]
 class PreparedRow:
     """A document with a request per sample of each task, or why there is none; `kept` comes with a batch's first row.
 
+    `truncated`: it was cut to fit the prompt of a task.
     The document has left its text and its fields behind: the row does not need them, and they may be long.
     """
 
@@ -45,6 +46,7 @@ class PreparedRow:
     document: Document
     requests: Mapping[str, list[Request] | PromptError]
     kept: pa.RecordBatch | None
+    truncated: bool
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,8 @@ class Answerer:
             for batch in self.corpus.read(shard.ranges):
                 kept: pa.RecordBatch | None = batch.kept
                 for document in batch.documents:
-                    requests = self._requests(document)
-                    yield PreparedRow(shard, replace(document, text="", fields={}), requests, kept)
+                    requests, truncated = self._requests(document)
+                    yield PreparedRow(shard, replace(document, text="", fields={}), requests, kept, truncated)
                     kept = None
             self._refuse_changed_files(shard)
             yield ReadShard(shard)
@@ -173,17 +175,22 @@ class Answerer:
             if not is_current(file):
                 raise Stopped(f"{file.path} changed while it was read; run the same command again to plan it anew")
 
-    def _requests(self, document: Document) -> Mapping[str, list[Request] | PromptError]:
-        if document.error is not None:
-            return {}
-        return {task: self._samples(task, document) for task in self.prompters}
+    def _requests(self, document: Document) -> tuple[Mapping[str, list[Request] | PromptError], bool]:
+        """By task, and whether the document was cut for any of them."""
+        requests: dict[str, list[Request] | PromptError] = {}
+        truncated = False
+        for task, prompter in self.prompters.items() if document.error is None else ():
+            try:
+                prompt = prompter.prompt(document)
+            except PromptError as error:
+                requests[task] = error
+                continue
+            requests[task] = self._samples(task, prompt.token_ids)
+            truncated |= prompt.truncated
+        return requests, truncated
 
-    def _samples(self, task: str, document: Document) -> list[Request] | PromptError:
+    def _samples(self, task: str, prompt: list[int]) -> list[Request]:
         """One request per sample, each with a key of its own, so that each is answered as soon as it can be."""
-        try:
-            prompt = self.prompters[task].render(document)
-        except PromptError as error:
-            return error
         params = self.sampling[task]
         keys = [request_key(self.plan.fingerprint, task, prompt, sample) for sample in range(params.n)]
         return [Request(key, prompt, replace(params, n=1)) for key in keys]
@@ -243,6 +250,9 @@ class Desk:
         if item.kept is not None:
             shard.rows.kept.append(item.kept)
         row = shard.rows.add(item.document)
+        if item.truncated:
+            shard.counts += Progress(truncated=1)
+            self._count(Progress(truncated=1))
         if item.document.error is not None:
             self.answerer.meter.error(Reason.UNREADABLE)
             self._row_done(shard)

@@ -22,6 +22,7 @@ from pipeline.corpus.readers import Corpus, RowIndex, RowRange
 from pipeline.errors import ConfigError, OutputError
 from pipeline.fingerprint import differences, digest
 from pipeline.output.changes import Comparison, Found, Pairs, Records, joined
+from pipeline.output.failures import failures_of
 from pipeline.output.folder import Output
 from pipeline.output.ledger import HeldPart, Ledger, same_content
 from pipeline.output.names import parsed
@@ -138,7 +139,7 @@ class Work:
     amended: Sequence[tuple[HeldPart, Records, Records]] = ()  # a part, rows of it, and the rows that replace them
     cuts: tuple[Cut, ...] = ()
     rehomed: tuple[Rehoming, ...] = ()
-    deleted: int = 0  # documents that are not in the input any more
+    deleted: int = 0  # documents that are not in the input any more; rows that could not be read are none
     names: Sequence[str] = ()  # ids of some of them
 
 
@@ -192,7 +193,7 @@ class Survey:
         found: dict[str, npt.NDArray[np.bool_]] = {}
         fingerprint = digest(self.ask.answers)
         stale = np.array([plan.fingerprint != fingerprint for plan in self.ledger.plans], dtype=bool)
-        failing = self._failing_plans() if self.ask.retry_failed else set()
+        failing = _failing_plans(self.output, self.ledger) if self.ask.retry_failed else set()
         for name, part in self.ledger.parts.items():
             redo = None
             if stale.any() and any(stale[place] for place in part.plans):
@@ -203,14 +204,6 @@ class Survey:
             if redo is not None and redo.any():
                 found[name] = redo
         return found
-
-    def _failing_plans(self) -> set[int]:
-        summaries = self.output.summaries(self.ledger.plans)
-        return {
-            place
-            for place, plan in enumerate(self.ledger.plans)
-            if plan.run not in summaries or summaries[plan.run]["error_rows"]
-        }
 
     def _failed_rows(self, part: str) -> npt.NDArray[np.bool_]:
         """Rows with a task that has no answer. A row that could not be read would read the same again."""
@@ -305,13 +298,14 @@ class Survey:
             moved_here = moved[place]["row"] if place in moved else _NO_ROWS
             wanted += self._note_compared(file, indexes[place], spans, room, moved_here)
         gone = np.concatenate([found.gone, elsewhere.held])
+        deleted = found.gone[~found.gone["unreadable"]]
         return Work(
             wanted=wanted,
             amended=self._amended(held, joined([in_place, found.redone])),
             cuts=self._cuts(held, gone),
             rehomed=self._rehomed(held, found.same),
-            deleted=len(found.gone),
-            names=self._names(held, found.gone),
+            deleted=len(deleted),
+            names=self._names(held, deleted),
         )
 
     def _add_file(self, comparison: Comparison, place: int, file: InputFile, folders: dict[str, int]) -> RowIndex:
@@ -354,7 +348,7 @@ class Survey:
 
     def _add_part(self, comparison: Comparison, number: int, part: HeldPart, folders: dict[str, int]) -> None:
         sources = part.sources()
-        table = self.output.part_columns(part.name, [self.config.input.id_column, "doc_hash"])
+        table = self.output.part_columns(part.name, [self.config.input.id_column, "doc_hash", "error"])
         if table.num_rows != len(sources.paths):
             raise OutputError(
                 f"output.path: {part.name} has {table.num_rows} rows, and not the {len(sources.paths)} that its plans "
@@ -373,6 +367,7 @@ class Survey:
             rows,
             self._numbers[sources.paths[rows]],
             np.zeros(len(rows), dtype=bool) if redo is None else redo[rows],
+            kept.column(2).is_valid().to_numpy(),
         )
 
     def _note_compared(
@@ -443,13 +438,53 @@ class Survey:
 
     def refuse_many_deletions(self, work: Work) -> None:
         """OutputError if so many documents are gone that the input is more likely incomplete than pruned."""
-        if work.deleted > MOST_DELETED * self.ledger.rows and not self.ask.allow_deletions:
+        if self.ask.allow_deletions or work.deleted <= MOST_DELETED * (self.ledger.rows - self._most_unreadable()):
+            return
+        answered = self.ledger.rows - self._unreadable()
+        if work.deleted > MOST_DELETED * answered:
             named = ", ".join(work.names)
             more = f" and {work.deleted - len(work.names)} more" if work.deleted > len(work.names) else ""
             raise OutputError(
-                f"input.path: {work.deleted} of {self.ledger.rows} answered documents are not in the input any more "
+                f"input.path: {work.deleted} of {answered} answered documents are not in the input any more "
                 f"({named}{more}), more than a tenth; is it complete? --allow-deletions removes their rows"
             )
+
+    def _most_unreadable(self) -> int:
+        """At least as many rows as could not be read: nothing is opened for it."""
+        summaries = self.output.summaries(self.ledger.plans)
+        if len(summaries) < len(self.ledger.plans):
+            return self.ledger.rows
+        return sum(summary["error_rows"] for summary in summaries.values())
+
+    def _unreadable(self) -> int:
+        """How many rows could not be read: their parts are looked into, but only where the run may be refused."""
+        return _with_errors(self.output, self.ledger, self.config.input.id_column, [])
+
+
+def _failing_plans(output: Output, ledger: Ledger) -> set[int]:
+    """Places of those that may have left rows with an error."""
+    summaries = output.summaries(ledger.plans)
+    return {
+        place
+        for place, plan in enumerate(ledger.plans)
+        if plan.run not in summaries or summaries[plan.run]["error_rows"]
+    }
+
+
+def failed_rows(config: JobConfig, output: Output, live: Sequence[Plan]) -> int:
+    """Rows of the output that have an error instead of an answer. No part is opened where summaries alone can tell."""
+    if not any(plan.cuts or any(shard.amends for shard in plan.shards) for plan in live):
+        summaries = output.summaries(live)
+        if len(summaries) == len(live):
+            return sum(summary["error_rows"] for summary in summaries.values())
+    return _with_errors(output, Ledger(output, live), config.input.id_column, [task.name for task in config.tasks])
+
+
+def _with_errors(output: Output, ledger: Ledger, id_column: str, tasks: Sequence[str]) -> int:
+    """Rows that could not be read, or have an error of one of the `tasks`."""
+    failing = _failing_plans(output, ledger)
+    parts = [part.name for part in ledger.parts.values() if part.plans & failing]
+    return failures_of(output.store, parts, id_column, tasks)[0].error_rows
 
 
 def _by(records: Records, name: str) -> Iterable[tuple[int, Records]]:

@@ -20,7 +20,8 @@ class Progress:
     """Counts of a piece of work; the sum of two pieces is `a + b`.
 
     `rows_done` counts finished rows, `error_rows` those among them with an error of the row or of a task;
-    `shards_done` counts published shards. `drafted`, `accepted` and `steps` are sums of `CompletionStats`
+    `shards_done` counts published shards, `truncated` documents that were cut to fit the context, however many tasks
+    cut them. `drafted`, `accepted` and `steps` are sums of `CompletionStats`
     (requests generated once for several rows count once). `drafted_at[i]` and `accepted_at[i]` count tokens
     at draft position i, and stay empty where an engine does not say.
     """
@@ -38,6 +39,7 @@ class Progress:
     steps: int = 0
     drafted_at: tuple[int, ...] = ()
     accepted_at: tuple[int, ...] = ()
+    truncated: int = 0
 
     @staticmethod
     def of(completion: Completion) -> Progress:

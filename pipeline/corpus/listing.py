@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -217,8 +218,8 @@ def _describe(entry: _Found, root: str, format: str) -> InputFile | None:
     chosen = _choose(entry, format)
     if chosen is None:
         return None
-    if entry.size == 0:
-        _LOG.warning("%s is empty", entry.path, extra={"event": "input_skipped"})
+    if entry.size == 0 and chosen != "text":  # an empty text is a document, and has an error row
+        _skipped(f"{entry.path} is empty: skipped")
     return InputFile(entry.path, entry.path[len(root) :].lstrip("/"), entry.size, entry.etag, chosen)
 
 
@@ -235,5 +236,11 @@ def _choose(entry: _Found, format: str) -> str | None:
             f"also with {' or '.join(_COMPRESSIONS)}); set input.format"
         )
     reason = "its extension is not known" if format == "auto" else f"not {format} by its name; use a glob to read it"
-    _LOG.warning("%s skipped: %s", entry.path, reason, extra={"event": "input_skipped"})
+    _skipped(f"{entry.path} skipped: {reason}")
     return None
+
+
+@cache
+def _skipped(message: str) -> None:
+    """Once in a command, however often it lists its input."""
+    _LOG.warning("%s", message, extra={"event": "input_skipped"})

@@ -13,7 +13,7 @@ _COLUMNS = ("path", "text")
 
 
 class TextRows:
-    """One text file; an empty one has no rows."""
+    """One text file: one row, also where it is empty."""
 
     def __init__(self, source: Source, wanted: Sequence[str]) -> None:
         self._source = source
@@ -23,7 +23,7 @@ class TextRows:
         return FileColumns(_COLUMNS, {name: pa.string() for name in self._wanted})
 
     def count(self) -> RowIndex:
-        return RowIndex(1 if self._source.file.size else 0)
+        return RowIndex(1)
 
     def rows(self, span: RowRange) -> Iterator[Rows]:
         if span.start == 0 < span.stop:

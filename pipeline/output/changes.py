@@ -26,7 +26,9 @@ HASH_DIGITS = 32
 # contents were the same.
 _KEY = [("id", "<u8"), ("hash", "<u8", (2,))]
 CURRENT = np.dtype([*_KEY, ("path", "<i4"), ("row", "<i8"), ("folder", "<i4")])
-HELD = np.dtype([*_KEY, ("path", "<i4"), ("row", "<i8"), ("folder", "<i4"), ("part", "<i4"), ("redo", "?")])
+HELD = np.dtype(
+    [*_KEY, ("path", "<i4"), ("row", "<i8"), ("folder", "<i4"), ("part", "<i4"), ("redo", "?"), ("unreadable", "?")]
+)
 Records = npt.NDArray[np.void]
 
 
@@ -88,11 +90,13 @@ class Comparison:
         rows: npt.NDArray[np.int64],
         paths: npt.NDArray[np.int32],
         redo: npt.NDArray[np.bool_],
+        unreadable: npt.NDArray[np.bool_],
     ) -> None:
-        """Rows of one part, and which of them are to be answered anew even if their documents are unchanged."""
+        """Rows of one part, which of them are to be answered anew even if their documents are unchanged, and which are
+        no documents, because they could not be read."""
         records = _records(HELD, ids, hashes)
         records["part"], records["folder"], records["row"] = part, folder, rows
-        records["path"], records["redo"] = paths, redo
+        records["path"], records["redo"], records["unreadable"] = paths, redo, unreadable
         self._spill("held", records)
 
     def found(self) -> Iterator[Found]:

@@ -6,7 +6,8 @@ Reasons that differ only in numbers, in quoted text or in the place that they na
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -17,6 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
+from pipeline.output.store import Store
+
+READERS = 8  # parts that are looked into at once
 KINDS = 1000  # that are told apart; an archive with more has a reason of its own in every row
 OTHER = "other reasons"
 _PLACE = re.compile(r"^.{1,1000}?, row \d+: ")
@@ -60,6 +64,32 @@ def kind_of(reason: str) -> str:
     """What a reason has in common with others of its kind."""
     text = _QUOTED.sub("'…'", _PLACE.sub("", " ".join(reason.split())))
     return _NUMBERS.sub("N, …", _NUMBER.sub("N", _HASH.sub("N", text)))
+
+
+def failures_of(
+    store: Store, parts: Iterable[str], id_column: str, tasks: Sequence[str]
+) -> tuple[Failures, int]:
+    """Over all `parts`, and how many of them could not be read because a run replaced or removed them just now."""
+
+    def look(name: str) -> Failures | None:
+        for _ in range(2):
+            try:
+                with store.open(name) as file:
+                    return failures_in(file, id_column, tasks)
+            except FileNotFoundError:
+                return None
+            except pa.ArrowException:  # replaced between two reads of it
+                continue
+        return None
+
+    total, unreadable = Failures(), 0
+    with ThreadPoolExecutor(READERS) as pool:
+        for found in pool.map(look, parts):
+            if found is None:
+                unreadable += 1
+            else:
+                total.add(found)
+    return total, unreadable
 
 
 def failures_in(file: BinaryIO, id_column: str, tasks: Sequence[str]) -> Failures:

@@ -134,10 +134,12 @@ class Ledger:
                 self.paths[path] = len(self.paths)
                 self._by_number.append(path)
             entry = self.files.get(path)
+            # Older versions took an empty text file for no document.
+            rows = max(planned.rows, 1) if planned.file.format == "text" else planned.rows
             if entry is None:
-                entry = self.files[path] = FileCoverage(planned.file, planned.rows)
+                entry = self.files[path] = FileCoverage(planned.file, rows)
             elif not same_content(entry.file, planned.file):
-                entry.file, entry.rows, entry.covered = planned.file, planned.rows, []
+                entry.file, entry.rows, entry.covered = planned.file, rows, []
             entry.covered += planned.known
             entry.unsettled = False
         for rehoming in plan.rehomed:

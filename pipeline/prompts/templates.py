@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pipeline.errors import ConfigError, PromptError
 from pipeline.prompts.encoder import Piece, PromptEncoder
@@ -69,6 +69,13 @@ def template_fields(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.text for part in parse_template(text) if part.column))
 
 
+class Prompt(NamedTuple):
+    """Token ids that end where the answer begins, and whether the document was cut to fit."""
+
+    token_ids: list[int]
+    truncated: bool
+
+
 class Prompter:
     """Prompts of one task for one tokenizer (a fast one of transformers).
 
@@ -95,6 +102,10 @@ class Prompter:
         """The columns that the system prompt and the prompt name."""
 
     def render(self, document: Document) -> list[int]:
+        """The token ids of `prompt`."""
+        return self.prompt(document).token_ids
+
+    def prompt(self, document: Document) -> Prompt:
         """The prompt of one document, at most `context - max_new_tokens` tokens.
 
         Raises `PromptError`, which becomes the task's error in the document's row.
@@ -106,10 +117,10 @@ class Prompter:
         if not self._surely_too_long(document.text):
             prompt = self._encode(document, document.text)
             if len(prompt) <= self._budget:
-                return prompt
+                return Prompt(prompt, truncated=False)
         if self._task.long != "truncate":
             raise PromptError(f"prompt too long: {self._limits()} (long: {self._task.long})")
-        return self._truncated(document)
+        return Prompt(self._truncated(document), truncated=True)
 
     def _surely_too_long(self, text: str) -> bool:
         """Spares encoding ten megabytes to learn that they are too many."""

@@ -72,10 +72,15 @@ def test_an_empty_folder_is_an_empty_corpus_with_a_warning(tmp_path: Path, caplo
     assert "no input files" in caplog.text
 
 
-def test_an_empty_file_is_listed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a.csv").touch()
-    assert [file.size for file in listed(tmp_path)] == [0]
-    assert "a.csv is empty" in caplog.text
+def test_an_empty_file_is_listed_with_one_warning_unless_it_is_a_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.csv", "b.txt", "c.docx"):
+        (tmp_path / name).touch()
+    for _ in range(2):
+        assert [file.relative for file in listed(tmp_path)] == ["a.csv", "b.txt"]
+    told = [f"{tmp_path}/a.csv is empty: skipped", f"{tmp_path}/c.docx skipped: its extension is not known"]
+    assert [record.getMessage() for record in caplog.records] == told
 
 
 @pytest.mark.parametrize("path", ["nowhere", "nowhere/*.csv", "nowhere/a.csv"])

@@ -21,8 +21,8 @@ def test_each_file_is_a_document_with_its_path(tmp_path: Path) -> None:
     assert kept == [{"path": "2024/b.txt"}, {"path": "a.txt"}]
 
 
-def test_an_empty_file_has_no_document_and_a_blank_one_an_error(tmp_path: Path) -> None:
-    assert read_file(tmp_path / "a.txt", b"") == []
+def test_an_empty_file_is_an_error_row_as_a_blank_one_is(tmp_path: Path) -> None:
+    assert [document.error for document in read_file(tmp_path / "a.txt", b"")] == ["text is empty"]
     assert [document.error for document in read_file(tmp_path / "b.txt", b" \n")] == ["text is empty"]
 
 

@@ -107,6 +107,61 @@ def test_a_line_that_is_mended_replaces_its_error_row(tmp_path: Path) -> None:
     assert frame["error"].isna().all()
 
 
+def ragged(stories: range, raggeds: int) -> str:
+    """A CSV file of good rows and then of some that have too many fields."""
+    lines = [f"{n:05d},story {n},t" for n in stories] + [f"r{n},story {n},t,more" for n in range(raggeds)]
+    return "\n".join(["doc_id,body,title", *lines]) + "\n"
+
+
+def test_mending_rows_that_could_not_be_read_is_no_deletion(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    config = job(tmp_path, input__keep=["title"], max_error_rate=0.9)
+    (tmp_path / "in/a.csv").write_text(ragged(range(3), 2))
+    assert run(config) == 0
+    assert pd.read_parquet(tmp_path / "out")["error"].notna().sum() == 2
+    (tmp_path / "in/a.csv").write_text(ragged(range(5), 0))
+    assert run(config, retry_failed=True) == 0
+    assert pd.read_parquet(tmp_path / "out")["error"].isna().all()
+    assert answers(tmp_path) == expected((0, 5))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.csv"])
+def test_rows_that_could_not_be_read_are_no_answered_documents(tmp_path: Path, name: str) -> None:
+    """Whether their part is compared or not."""
+    (tmp_path / "in").mkdir()
+    config = job(tmp_path, input__keep=["title"], max_error_rate=0.9)
+    (tmp_path / "in/a.csv").write_text(ragged(range(10), 20 if name == "a.csv" else 0))
+    (tmp_path / "in/b.csv").write_text(ragged(range(10, 11), 20 if name == "b.csv" else 0))
+    assert run(config) == 0
+    (tmp_path / "in/a.csv").write_text(ragged(range(8), 0))
+    with pytest.raises(OutputError, match=r"2 of 11 answered documents .*\(00008, 00009\)"):
+        run(config)
+    assert run(config, allow_deletions=True) == 0
+    assert len(pd.read_parquet(tmp_path / "out")) == (9 if name == "a.csv" else 29)
+
+
+def test_nothing_to_do_says_how_many_documents_have_an_error_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(**options: Any) -> str:
+        assert run(config, StubEngine(), **options) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    config = job(tmp_path, max_error_rate=0.9)
+    write_stories(tmp_path, "a.parquet", 0, 9, n2=FAILS, n5=" ")
+    said()
+    where = f"nothing to do: every document is answered in {output(tmp_path).store.location}"
+    why = f"(python -m jobs status {output(tmp_path).store.location} says why)"
+    assert said() == f"{where}, except 2 that have an error instead {why}"
+    assert run(config, Recovered(), retry_failed=True) == 0
+    one = f"{where}, except 1 that has an error instead {why}"
+    assert said(retry_failed=True) == said() == one
+    write_stories(tmp_path, "a.parquet", 0, 9, n2=FAILS, n5="story 5")
+    assert run(config, StubEngine()) == 0
+    capsys.readouterr()
+    assert said() == where
+
+
 # --- answered otherwise
 
 

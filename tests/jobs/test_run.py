@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 
 from jobs.run import execute
+from jobs.status import print_status
 from pipeline.answering import Report
 from pipeline.config import JobConfig
-from pipeline.corpus.readers import Corpus
+from pipeline.corpus.readers import Corpus, RowIndex
+from pipeline.corpus.text import TextRows
 from pipeline.errors import ConfigError, OutputError, Stopped
 from pipeline.output.claim import CLAIM
 from pipeline.output.plan import Shard
@@ -131,6 +133,27 @@ def test_a_task_that_can_have_no_prompt_is_refused_before_a_plan_is_made(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_text_file_is_an_error_row_also_where_earlier_plans_skipped_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("story")
+    (tmp_path / "in/b.txt").touch()
+    source = {"path": str(tmp_path / "in"), "id": "path", "text": "text"}
+    tasks = [{"name": "summary", "prompt": "Say: {text}", "max_new_tokens": 64}]
+    config = job(tmp_path, input=source, tasks=tasks, max_error_rate=1.0)
+    with monkeypatch.context() as before:
+        before.setattr(TextRows, "count", lambda self: RowIndex(1 if self._source.file.size else 0))
+        assert run(config) == 0
+    assert len(pd.read_parquet(tmp_path / "out")) == 1
+    for _ in range(2):
+        assert run(config) == 0
+        frame = pd.read_parquet(tmp_path / "out").set_index("path")
+        assert sorted(frame.index) == ["a.txt", "b.txt"]
+        assert frame.loc["b.txt", "error"] == "text is empty"
+    assert plans(tmp_path) == ["000001", "000002"]
+
+
 def test_a_file_name_that_is_not_utf_8_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     bad = os.fsencode(tmp_path / "in") + b"/caf\xe9.jsonl"
@@ -141,6 +164,25 @@ def test_a_file_name_that_is_not_utf_8_stops_nothing(tmp_path: Path) -> None:
     assert frame["summary"].notna().sum() == 1
     assert "row 2" in frame["error"].dropna().item()
     assert run(job(tmp_path, input__keep=["title"], max_error_rate=0.5)) == 0
+
+
+def test_documents_that_were_cut_are_counted_once_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"name": name, "prompt": PROMPT, "max_new_tokens": 64} for name in ("summary", "again")]
+    write_stories(tmp_path, "a.parquet", 0, 6, n2="long " * 2000, n5="longer " * 2000)
+    write_stories(tmp_path, "b.parquet", 6, 8)
+    assert run(job(tmp_path, tasks=tasks)) == 0
+    told = "2 documents were cut to fit the model's context (long: truncate)"
+    assert told in capsys.readouterr().out.splitlines()
+    assert summary_of(tmp_path)["counts"]["truncated"] == 2
+    marks = sorted((tmp_path / "out/_nightdesk/runs/000001/shards").iterdir())
+    assert [json.loads(mark.read_text())["counts"]["truncated"] for mark in marks] == [1, 1]
+    assert print_status(str(tmp_path / "out")) == 0
+    assert "8 rows, 0 failed, 2 cut to fit the context, ended" in capsys.readouterr().out
+    write_stories(tmp_path, "c.parquet", 8, 9)
+    assert run(job(tmp_path, tasks=tasks)) == 0
+    assert "cut to fit" not in capsys.readouterr().out
 
 
 # --- later runs

@@ -34,6 +34,7 @@ def compared(
                 pa.chunked_array([pa.array([hashed(c) for _, c in rows], pa.string())]),
                 part, 0, np.arange(len(rows)), np.full(len(rows), part, np.int32),
                 np.array([row in redo for row in rows], dtype=bool),
+                np.zeros(len(rows), dtype=bool),
             )  # fmt: skip
         for file, rows in enumerate(current):
             comparison.add_current(
@@ -103,7 +104,8 @@ def test_memory_is_a_fraction_of_what_is_compared() -> None:
             for piece in range(pieces):
                 hashes = pa.array([f"{piece:08x}{n:024x}" for n in range(size)])
                 comparison.add_held(
-                    pa.chunked_array([ids]), pa.chunked_array([hashes]), piece, 0, numbers, zeros, zeros.astype(bool)
+                    pa.chunked_array([ids]), pa.chunked_array([hashes]), piece, 0, numbers, zeros,
+                    zeros.astype(bool), zeros.astype(bool),
                 )
                 comparison.add_current(ids, hashes, 0, numbers, zeros)
             del hashes

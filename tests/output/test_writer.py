@@ -19,7 +19,7 @@ from pipeline.config import Compression
 from pipeline.output import writer
 from pipeline.output.plan import Plan, Shard
 from pipeline.output.rows import ShardRows
-from pipeline.output.writer import Edit, Footer, part_bytes, read_footer, schema_bytes
+from pipeline.output.writer import Edit, Footer, counts_from, part_bytes, read_footer, schema_bytes
 from pipeline.records import Completion, CompletionStats, Document, FinishReason
 from pipeline.stats import Progress
 from tests.output.test_plan import SCHEMA, plan
@@ -122,3 +122,8 @@ def test_the_part_without_rows_has_the_schema() -> None:
     file = pq.ParquetFile(io.BytesIO(schema_bytes(SCHEMA)))
     assert file.metadata.num_rows == 0
     assert file.schema_arrow.remove_metadata() == SCHEMA
+
+
+def test_counts_of_older_versions_are_read_without_those_that_they_lack() -> None:
+    counts = counts_from({"rows_done": 2, "accepted_at": [3, 1]})
+    assert counts == Progress(rows_done=2, accepted_at=(3, 1), truncated=0)
